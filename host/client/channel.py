@@ -63,6 +63,9 @@ _CODES = {
 }
 # A server may answer with UNAVAILABLE too, so only the text tells that there is no connection.
 _NO_CONNECTION = ("failed to connect", "DNS resolution failed")
+_GRPC_NAME = re.compile(r"(?!.*-bin$)[\w.-]+", re.ASCII | re.IGNORECASE)
+_HTTP_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_ASCII, _LATIN = re.compile(r"[ -~]*"), re.compile(r"[\t -~\x80-\xff]*")
 _RETRY_METADATA = "grpc-retry-pushback-ms"
 
 
@@ -126,7 +129,8 @@ def read_settings(
         if any(name.lower() == "authorization" for name in sent):
             raise invalid_argument("expected either api_key or the header 'authorization'")
         sent["authorization"] = f"Bearer {api_key}"
-    settings = ChannelSettings(f"{scheme}://{host}:{port}", f"{host}:{port}", to_metadata(sent))
+    metadata = to_metadata(sent, scheme in ("http", "https"))
+    settings = ChannelSettings(f"{scheme}://{host}:{port}", f"{host}:{port}", metadata)
     if settings.over_http:
         tls = _read_tls(ca_file, certificate_file, key_file) if encrypted else None
         encoding = "" if compression == "none" else compression
@@ -164,14 +168,15 @@ def _read_file(path: str) -> bytes | None:
         raise invalid_argument(f"cannot read '{path}': {error.strerror}") from error
 
 
-def to_metadata(headers: Mapping[str, str]) -> Metadata:
-    """Returns headers as gRPC sends them. Raises HostError INVALID_ARG."""
+def to_metadata(headers: Mapping[str, str], over_http: bool) -> Metadata:
+    """Returns headers as gRPC or HTTP sends them. Raises HostError INVALID_ARG."""
     for name, value in headers.items():
-        if not re.fullmatch(r"[0-9A-Za-z_.-]+", name) or name.lower().endswith("-bin"):
+        if not (_HTTP_NAME if over_http else _GRPC_NAME).fullmatch(name):
             raise invalid_argument(f"header '{name}' cannot be sent: its name is invalid")
-        if not isinstance(value, str) or not re.fullmatch(r"[ -~]*", value):
+        form, kind = (_LATIN, "Latin-1") if over_http else (_ASCII, "ASCII")
+        if not isinstance(value, str) or not form.fullmatch(value):
             raise invalid_argument(
-                f"header '{name}' cannot be sent: expected a str of printable ASCII characters"
+                f"header '{name}' cannot be sent: expected a str of printable {kind} characters"
             )
     return tuple((name.lower(), value) for name, value in headers.items())
 

@@ -251,7 +251,7 @@ class Exchange:
     def _metadata(self, options: RequestOptions) -> Metadata:
         if not options.headers:
             return self.settings.metadata
-        return (*self.settings.metadata, *to_metadata(options.headers))
+        return (*self.settings.metadata, *to_metadata(options.headers, self.settings.over_http))
 
     def _call(
         self,

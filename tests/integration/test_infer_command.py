@@ -144,6 +144,7 @@ def test_version_id_parameters_and_outputs_reach_the_server(url: str) -> None:
     done = infer(
         url, "mixed", "--input=X=1", "--version=1", "--request-id=order 66", "--output=TOLD",
         "--parameter=count=7", "--parameter=flag=true", "--parameter=word=two words",
+        *(["--header=it's~me: caf\xe9"] if url.startswith("http") else ["--header=it: me"]),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = '["order 66", 1, {"count": 7, "flag": true, "word": "two words"}]'
