@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from host.access.clients import TokenBucket
 from host.frontends.grpc.h2 import frames
@@ -20,6 +20,9 @@ from host.frontends.grpc.h2.send_buffer import SendBuffer
 from host.frontends.grpc.methods import GrpcOptions
 from host.frontends.receive_memory import Piece, ReceiveBudget
 from host.frontends.sockets import unsent_bytes
+
+if TYPE_CHECKING:
+    from host.lane._lane import RequestFrames
 
 _log = logging.getLogger("pbhost")
 
@@ -340,17 +343,9 @@ class H2Connection(FrameReader, asyncio.Protocol):
             if end and not opened.closed:
                 self._end_request(opened)
 
-    def on_request(
-        self,
-        stop: int,
-        stream: int,
-        block: bytes,
-        message: bytes,
-        size: int,
-        increment: int,
-        connection_increment: int,
-    ) -> bool:
+    def on_request(self, request: RequestFrames) -> bool:
         """As `on_headers`, `on_window_update` and `on_data`, if it keeps all of their rules."""
+        _, stream, block, message, size, increment, connection_increment = request
         self.on_headers(stream, block, False)
         opened = self.streams.get(stream)
         send_buffer = self.send_buffer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import (
@@ -23,6 +24,9 @@ from host.frontends.grpc.h2.frames import (
 from host.frontends.grpc.h2.grpc_messages import ReceivedMessage
 from host.frontends.receive_memory import Piece
 from host.lane import read_messages, read_request
+
+if TYPE_CHECKING:
+    from host.lane._lane import RequestFrames
 
 _MIN_VIEW_BYTES = 16384  # bytes; a smaller view would keep much more memory alive
 _KIND = 3  # its place in a frame
@@ -107,7 +111,7 @@ class FrameReader(ABC):
                         self._turn_cost = cost
                         position = (
                             request[0]
-                            if self.on_request(*request)
+                            if self.on_request(request)
                             else position + FRAME_HEADER_SIZE + length
                         )
                         continue
@@ -294,21 +298,12 @@ class FrameReader(ABC):
     def on_headers(self, stream: int, block: bytes, end: bool) -> None:
         """Called with a complete header block."""
 
-    def on_request(
-        self,
-        stop: int,
-        stream: int,
-        block: bytes,
-        message: bytes,
-        size: int,
-        increment: int,
-        connection_increment: int,
-    ) -> bool:
+    def on_request(self, request: RequestFrames) -> bool:
         """Called with the frames of a request, as `read_request` of `host.lane` describes them.
 
         Returns whether all of them are handled; otherwise, only the header block is.
         """
-        self.on_headers(stream, block, False)
+        self.on_headers(request[1], request[2], False)
         return False
 
     def on_messages(

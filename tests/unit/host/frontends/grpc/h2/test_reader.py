@@ -7,7 +7,7 @@ import struct
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hpack
 import pytest
@@ -24,6 +24,9 @@ from host.frontends.receive_memory import Piece, ReceiveBudget
 from host.instances.busy_polling import no_connection_hook
 from tests.memory_transport import MemoryTransport
 from tests.unit.host.frontends.grpc.h2.h2_peer import PREFACE, TestService, grpc_message
+
+if TYPE_CHECKING:
+    from host.lane._lane import RequestFrames
 
 LIMITS = ConnectionLimits(max_frame=16384, no_op_frame_rate=(1 << 30, 1), reset_rate=(1 << 30, 1))
 
@@ -45,21 +48,11 @@ class Recorded(FrameReader):
     def on_headers(self, stream: int, block: bytes, end: bool) -> None:
         self.events.append(("headers", stream, block, end))
 
-    def on_request(
-        self,
-        stop: int,
-        stream: int,
-        block: bytes,
-        message: bytes,
-        size: int,
-        increment: int,
-        connection_increment: int,
-    ) -> bool:
+    def on_request(self, request: RequestFrames) -> bool:
         """Takes the requests of every other stream."""
+        _, stream, block, message, size, increment, connection_increment = request
         if not stream & 2:
-            return super().on_request(
-                stop, stream, block, message, size, increment, connection_increment
-            )
+            return super().on_request(request)
         self.on_headers(stream, block, False)
         if increment:
             self.on_window_update(stream, increment)
