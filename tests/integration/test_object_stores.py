@@ -166,10 +166,12 @@ def test_a_load_fetches_only_what_has_changed(
         assert s3.objects_read() == [f"{prefix}/scale/2/factor"]
         assert [ask(client, "scale", version) for version in ("1", "2")] == [2, 5]
 
+        changes = {"2/factor": "7"}
+
         def change(environ: dict[str, Any], *_: object) -> None:
             if environ["PATH_INFO"].endswith("2/factor"):
                 s3.fault = None
-                s3.put(f"{prefix}/scale/2/factor", "7")
+                s3.put_files(f"{prefix}/scale", changes)
 
         s3.put(f"{prefix}/scale/2/factor", "6")
         s3.fault = change
@@ -178,6 +180,13 @@ def test_a_load_fetches_only_what_has_changed(
         stubs = [stub.pid for stub in host.stubs()]  # also one that ends
         client.load_model("scale")
         assert {stub.pid for stub in host.stubs()} <= set(stubs), "the same files again"
+        changes = {"2/factor": "9", "1/factor": "4"}
+        s3.put(f"{prefix}/scale/2/factor", "8")
+        s3.fault = change
+        client.load_model("scale")  # version 1 was not to be loaded again
+        assert [ask(client, "scale", version) for version in ("1", "2")] == [2, 9]
+        client.load_model("scale")
+        assert [ask(client, "scale", version) for version in ("1", "2")] == [4, 9]
         with pytest.raises(InferenceServerException, match="failed to load 'other'"):
             client.load_model("other")
 
