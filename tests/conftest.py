@@ -72,6 +72,8 @@ RAY = os.environ.get("PBHOST_TEST_RAY", "")
 """The kind of application that tests deploy on Ray instead of hosts: `app` or `model_apps`."""
 ALL = "PBHOST_TEST_ALL" in os.environ
 """Whether all tests run, loops are as long as is useful, and each host is a new interpreter."""
+NEW_INTERPRETER = (sys.executable, "-m", "pbhost")
+"""The `program` of a host that is no fork, so that its memory is that of a real one."""
 DEADLINE = 120.0
 """Seconds that any wait of the tests may take on a loaded machine."""
 
@@ -230,7 +232,7 @@ class RunningHost:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
-        program: Sequence[str] = (sys.executable, "-m", "pbhost"),
+        program: Sequence[str] = NEW_INTERPRETER,
         starter: CommandStarter | None = None,
     ) -> None:
         self._lines: list[str] = []

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.clients import infer_error, run_command, send_command
-from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import (
+    DEADLINE,
+    NEW_INTERPRETER,
+    RepositoryBuilder,
+    RunningHost,
+    Serve,
+    wait_until,
+)
 from tests.integration.control_models import CONFIG, index
 from tests.integration.memory_budget_models import (
     MIB,
@@ -40,7 +47,8 @@ def running(tmp_path_factory: pytest.TempPathFactory, module_serve: Serve) -> Ru
     repository.add("huge", large("huge", 150), CONFIG)
     repository.add("two", config=pipeline("a", "b"))
     repository.add("three", config=pipeline("a", "b", "c"))
-    return module_serve(repository, ON_DEMAND, budget(2)).wait_started()
+    host = module_serve(repository, ON_DEMAND, budget(2), program=NEW_INTERPRETER)
+    return host.wait_started()
 
 
 @pytest.fixture
@@ -192,7 +200,8 @@ def test_without_loading_on_demand_nothing_makes_room(
 ) -> None:
     for name in "ab":
         repository.add(name, large(name), CONFIG)
-    host = serve(repository, "--model-control-mode=explicit", budget(1)).wait_started()
+    flags = ("--model-control-mode=explicit", budget(1))
+    host = serve(repository, *flags, program=NEW_INTERPRETER).wait_started()
     with host.client() as client:
         client.load_model("a")
         text = infer_error(client.load_model, "b")[1]

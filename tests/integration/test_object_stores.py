@@ -24,7 +24,14 @@ from host.ray.deployment_options import read_requirements
 from host.ray.model_deployments import model_deployments
 from tests.browser import WebPage, open_browser
 from tests.clients import run_command
-from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import (
+    DEADLINE,
+    NEW_INTERPRETER,
+    RepositoryBuilder,
+    RunningHost,
+    Serve,
+    wait_until,
+)
 from tests.integration.control_models import CONFIG
 from tests.integration.memory_budget_models import budget, evictions, large
 from tests.integration.on_demand_models import ON_DEMAND
@@ -289,7 +296,9 @@ def on_demand(
     s3.put_files("on-demand/scale", {**scale(2), "1/weights": b"w" * (3 << 20)})
     cache = f"--repository-cache-directory={tmp_path_factory.mktemp('cache')}"
     url = s3.url("on-demand")
-    return module_serve(url, ON_DEMAND, budget(1), cache, env=ENVIRONMENT).wait_started()
+    flags = (ON_DEMAND, budget(1), cache)
+    host = module_serve(url, *flags, env=ENVIRONMENT, program=NEW_INTERPRETER)
+    return host.wait_started()
 
 
 def test_a_model_that_made_room_in_the_memory_budget_is_loaded_again_from_the_cache(
