@@ -1,4 +1,6 @@
-"""Runs a target under atheris: `python -m tests.fuzz <codec|h2|http> [libFuzzer's arguments]`.
+"""Runs a target under atheris.
+
+    python -m tests.fuzz <codec|frames|h2|http> [libFuzzer's arguments]
 
 Atheris is not among the extras: install it beside the host's dependencies.
 """

@@ -6,7 +6,12 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
-from host.frontends.grpc.infer_request import parse_infer_request, to_request
+from host.frontends.grpc.infer_request import (
+    parse_infer_request,
+    read_usual_request,
+    to_request,
+)
+from host.frontends.grpc.request_cache import Shapes
 from host.instances.regions import Regions
 from stub.wire.arena import Block
 
@@ -48,8 +53,9 @@ SEEDS = [
 
 def check(data: bytes, run: object = None) -> None:
     """Our walk and protobuf agree on which bytes are a message, and on its content; errors are
-    HostErrors.
+    HostErrors. The compiled lane takes only what is valid, and reads the same.
     """
+    usual = read_usual_request(data, Shapes()) if read_usual_request is not None else None
     try:
         expected = pb.ModelInferRequest.FromString(data)
     except DecodeError:
@@ -57,7 +63,7 @@ def check(data: bytes, run: object = None) -> None:
     try:
         message = parse_infer_request(data)
     except HostError as error:
-        assert expected is None and str(error).startswith(_NOT_A_MESSAGE), error
+        assert expected is None and usual is None and str(error).startswith(_NOT_A_MESSAGE), error
         return
     assert expected is not None, "protobuf refuses what we take"
     assert message.model_name == expected.model_name
@@ -72,5 +78,9 @@ def check(data: bytes, run: object = None) -> None:
     try:
         request = to_request(message, _REGIONS)
     except HostError:
+        assert usual is None, "the lane takes what is refused"
         return
     assert [tensor.name for tensor in request.inputs] == [i.name for i in expected.inputs]
+    if usual is not None:
+        usual.shape = None
+        assert usual == request

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import codec_target, h2_target, http_target
+from tests.fuzz import codec_target, frames_target, h2_target, http_target
 
-TARGETS = {"codec": codec_target, "h2": h2_target, "http": http_target}
+TARGETS = {"codec": codec_target, "frames": frames_target, "h2": h2_target, "http": http_target}
 
 
 @pytest.mark.parametrize("name", TARGETS)

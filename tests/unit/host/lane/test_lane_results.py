@@ -11,49 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.inference.request import ExecutionTimes, Tensor
 from host.instances import stub_session
 from host.lane import results_reader, state
-from pb_utils._datatypes import NAMES
 from stub.wire import messages as m
 from stub.wire.messages import WireError, WireResponse, WireTensor
+from tests.fuzz.frames_target import read_in_lane
 from tests.unit.host.instances.test_stub_session import Tracked, done, output
 from tests.unit.host.lane.test_lane import DAMAGE, damaged
 from tests.unit.host.stub_peer import PeerLauncher, stub_pool
 
 pytestmark = pytest.mark.skipif(results_reader is None, reason=f"the compiled lane is {state}")
-
-
-def python_results(frame: bytes) -> tuple[int, list[list[Tensor]], ExecutionTimes]:
-    """What the lane may return for a frame, from what Python decodes."""
-    *responses, end = m.decode_to_host(frame)
-    assert isinstance(end, m.BatchDone)
-    assert (end.failure, end.deferred, end.rescheduled) == (None, (), ())
-    assert 0 < end.started <= end.inputs_ready <= end.outputs_begin <= end.ended
-    found: list[list[Tensor]] = []
-    for index, message in enumerate(responses):
-        assert isinstance(message, m.Response)
-        assert (message.batch, message.index, message.final) == (end.batch, index, True)
-        assert message.response is not None and message.response.error is None
-        assert message.response.parameters == {}
-        assert all(one.data is not None for one in message.response.outputs)
-        found.append(
-            [
-                Tensor(t.name, NAMES[t.code], t.shape, t.data or b"")
-                for t in message.response.outputs
-            ]
-        )
-    times = ExecutionTimes(end.started, end.inputs_ready, end.outputs_begin, end.ended)
-    return end.batch, found, times
-
-
-def decoded(frame: bytes) -> tuple[int, list[list[Tensor]], ExecutionTimes] | None:
-    """What the lane returns, which is what Python decodes, or None."""
-    assert results_reader is not None
-    results = results_reader(Tensor, ExecutionTimes, NAMES).decode_results(frame)
-    if results is not None:
-        assert results == python_results(frame)
-    return results
 
 
 NUMBERS = st.sampled_from([1, 1, 1, 1, 0, 127, 128, 255, 256, 65_536, 1 << 32, (1 << 63) - 1])
@@ -106,7 +73,7 @@ def frames(draw: Any) -> bytes:
 @given(frames(), DAMAGE)
 @settings(max_examples=200, deadline=None)
 def test_results_are_equal(frame: bytes, damage: tuple[int, bytes, int] | None) -> None:
-    decoded(damaged(frame, damage))
+    read_in_lane(damaged(frame, damage))
 
 
 @pytest.mark.test_all(reason="many examples")
@@ -115,7 +82,7 @@ def test_results_are_equal(frame: bytes, damage: tuple[int, bytes, int] | None) 
 def test_many_results_are_equal(frame: bytes, damages: Sequence[Any]) -> None:
     for damage in damages:
         frame = damaged(frame, damage)
-    decoded(frame)
+    read_in_lane(frame)
 
 
 USUAL = m.encode(
@@ -127,19 +94,21 @@ USUAL = m.encode(
 
 
 def test_usual_results_are_taken() -> None:
-    assert decoded(USUAL) is not None
+    assert read_in_lane(USUAL) is not None
     several = WireResponse([WireTensor("x", 11, [2, 300], bytes(2_400)), *output().outputs], {})
     messages = [m.Response(7, index, several) for index in range(40)]
-    assert decoded(m.encode([*messages, m.BatchDone(7, 1, 2, 3, 4)])) is not None
-    assert decoded(m.encode([m.Response(7, 0, WireResponse([], {})), m.BatchDone(7, 1, 2, 3, 4)]))
+    assert read_in_lane(m.encode([*messages, m.BatchDone(7, 1, 2, 3, 4)])) is not None
+    assert read_in_lane(
+        m.encode([m.Response(7, 0, WireResponse([], {})), m.BatchDone(7, 1, 2, 3, 4)])
+    )
 
 
 def test_usual_results_that_are_cut_or_have_a_changed_byte_are_equal() -> None:
     for place in range(len(USUAL)):
-        assert decoded(USUAL[:place]) is None
+        assert read_in_lane(USUAL[:place]) is None
         for change in (0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xCF, 0xDC, 0xFF):
-            decoded(USUAL[:place] + bytes((change,)) + USUAL[place + 1 :])
-    assert decoded(USUAL + b"\0") is None
+            read_in_lane(USUAL[:place] + bytes((change,)) + USUAL[place + 1 :])
+    assert read_in_lane(USUAL + b"\0") is None
 
 
 @pytest.mark.parametrize(
@@ -159,7 +128,7 @@ def test_usual_results_that_are_cut_or_have_a_changed_byte_are_equal() -> None:
     ],
 )
 def test_unusual_results_are_left_to_python(messages: list[m.ToHost]) -> None:
-    assert decoded(m.encode(messages)) is None
+    assert read_in_lane(m.encode(messages)) is None
 
 
 SESSIONS: dict[str, list[list[m.ToHost]]] = {
