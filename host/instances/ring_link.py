@@ -143,16 +143,23 @@ class FrameReceiver(RingReader):
         poller.register(self.event, select.POLLIN)
         return bool(poller.poll(seconds * 1000))
 
-    def read_frame(self) -> bytes | None:
-        """As the base class; the compiled lane reads frames of one record."""
-        if read_record is not None and self.announced and not self._pieces:
-            read = self._read
-            record = read_record(self._memory, read, self._limit)
-            if record is not None:
+    def read_frames(self, frames: list[bytes], most: int) -> None:
+        """Reads the frames that were announced, or so many that they count as `most`.
+
+        The compiled lane reads those of one record. Raises as `read_frame`.
+        """
+        while self.announced and most > 0:
+            frame = None
+            if read_record is not None and not self._pieces:
+                frame = read_record(self._memory, self._read, self._limit)
+            if frame is not None:
                 self.announced -= 1
-                self._read = self._position[0] = read + (len(record) + 7 & ~3)
-                return record
-        return super().read_frame()
+                self._read = self._position[0] = self._read + (len(frame) + 7 & ~3)
+            else:
+                frame = self.read_frame()
+            if frame is not None:
+                most -= 1 + len(frame) // self._bytes_per_frame
+                frames.append(frame)
 
     def _deliver(self, most: int = _MAX_FRAMES_PER_TURN) -> None:
         """Delivers frames; if there are more than `most`, the rest in a later turn of the loop."""
@@ -163,11 +170,7 @@ class FrameReceiver(RingReader):
         frames: list[bytes] = []
         fault: Exception | None = None
         try:
-            while self.announced and most > 0:
-                frame = self.read_frame()
-                if frame is not None:
-                    most -= 1 + len(frame) // self._bytes_per_frame
-                    frames.append(frame)
+            self.read_frames(frames, most)
         except (RingError, MemoryError) as error:
             self.stop_reading()
             fault = error

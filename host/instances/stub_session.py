@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -328,11 +328,10 @@ class StubSession:
         lost.
         """
         protocol = self.protocol
+        remaining = iter(frames)
         try:
             try:
-                for frame in frames:
-                    if _lane is not None and protocol.state is _SERVING and self._end_batch(frame):
-                        continue
+                while (frame := self._end_batches(remaining)) is not None:
                     self._act_on_results()
                     for message in m.decode_to_host(frame):
                         kind = type(message)
@@ -347,36 +346,43 @@ class StubSession:
         except Exception as error:  # a defect of ours
             self._on_failure(error)
 
-    def _end_batch(self, frame: bytes) -> bool:
-        """Decodes the usual results of a whole batch; returns whether they are those of one.
+    def _end_batches(self, frames: Iterator[bytes]) -> bytes | None:
+        """Decodes usual results of whole batches; returns the first frame with something else.
 
         Each of the requests has one response, without error, parameters and shared memory.
         """
-        assert _lane is not None
-        whole = _lane.decode_results(frame)
-        if whole is None:
-            return False
-        number, outputs, times = whole
-        batch = self._batches.get(number)
-        if batch is None or batch.answered or batch.deferred or len(outputs) != len(batch.calls):
-            return False
-        responses = self._results.responses
-        for index, call in enumerate(batch.calls):
-            request = call.request
-            answer = InferResponse(request.model_name, self.version, request.id, outputs[index])
+        if _lane is None or self.protocol.state is not _SERVING:
+            return next(frames, None)
+        results = self._results
+        for frame in frames:
+            whole = _lane.decode_results(frame)
+            if whole is None:
+                return frame
+            number, outputs, times = whole
+            batch = self._batches.get(number)
             if (
-                request.output_placement
-                or call.prepares_responses
-                or self.restore_shape is not None
+                batch is None
+                or batch.answered
+                or batch.deferred
+                or len(outputs) != len(batch.calls)
             ):
-                self._prepare_response(call, answer)
-                call.failed = call.failed or answer.error is not None
-            batch.answered.add(index)
-            responses.append((call, answer, True))
-        del self._batches[number]
-        batch.times = times
-        self._results.ended.append(batch)
-        return True
+                return frame
+            for index, call in enumerate(batch.calls):
+                request = call.request
+                answer = InferResponse(request.model_name, self.version, request.id, outputs[index])
+                if (
+                    request.output_placement
+                    or call.prepares_responses
+                    or self.restore_shape is not None
+                ):
+                    self._prepare_response(call, answer)
+                    call.failed = call.failed or answer.error is not None
+                batch.answered.add(index)
+                results.responses.append((call, answer, True))
+            del self._batches[number]
+            batch.times = times
+            results.ended.append(batch)
+        return None
 
     def _act_on_results(self) -> None:
         """Acts on what was decoded, in this order: what fails leaves the rest to be done.

@@ -75,8 +75,12 @@ class Ends:
             self.reader._limit = self.reader._read + ring._CAPACITY
 
     def read(self) -> bytes | str | None:
+        frames: list[bytes] = []
         try:
-            return self.reader.read_frame()
+            if not isinstance(self.reader, FrameReceiver):
+                return self.reader.read_frame()
+            self.reader.read_frames(frames, 1)
+            return frames[0] if frames else None
         except (RingError, MemoryError, IndexError, ValueError) as error:
             self.reader.announced = 0
             return repr(error)
