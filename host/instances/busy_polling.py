@@ -76,11 +76,11 @@ class BusyPoller:
         return Doorbell(self, event, on_full)
 
     def _wake_early(self, source: _WorkSource) -> None:
-        """Wakes the stub that gets the work of this source, if it is always the same one."""
-        if source.woken:  # without need
+        """Wakes the stub that always gets the work of this source, unless that was without need."""
+        if source.woken:
             source.woken = False
             source.repeats = 0
-        elif source.repeats >= _REPEATS_BEFORE_WAKE and not self._polls_to_skip:
+        else:
             assert source.doorbell is not None
             source.woken = source.doorbell.wake_early()
 
@@ -196,7 +196,9 @@ class Doorbell:
             if self._is_quick:
                 busy_poller._on_stub_answered(now)
         source = busy_poller._last_source = self._source
-        if source.woken or source.repeats >= _REPEATS_BEFORE_WAKE:
+        if source.woken or (
+            source.repeats >= _REPEATS_BEFORE_WAKE and not busy_poller._polls_to_skip
+        ):
             busy_poller._wake_early(source)
 
     def wake_early(self) -> bool:

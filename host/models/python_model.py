@@ -212,13 +212,14 @@ class PythonModel(DrainableModel):
     def record_batches(self, batches: Sequence[Batch]) -> None:
         """Counts batches that have ended; those without times had not started."""
         split = self.scheduler.keeps_sequences
-        counted: list[CountedBatch] = [
-            self._split_batch(batch, batch.times)
-            if split or batch.deferred
-            else (batch.calls, batch.times, 0)
-            for batch in batches
-            if batch.times is not None
-        ]
+        counted: list[CountedBatch] = []
+        for batch in batches:
+            if batch.times is None:
+                continue
+            if split or batch.deferred:
+                counted.append(self._split_batch(batch, batch.times))
+            else:
+                counted.append((batch.calls, batch.times, 0))
         self.counters.record_batches(counted)
 
     def _split_batch(self, batch: Batch, times: ExecutionTimes) -> CountedBatch:
