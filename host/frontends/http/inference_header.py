@@ -109,7 +109,7 @@ class _UsualOutput(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _UsualRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What clients usually send. A field with its default value is not there."""
+    """What clients usually send. With a default value in it, `_read_document` reads a request."""
 
     inputs: list[_UsualInput]
     id: str = ""
@@ -214,7 +214,9 @@ class InferenceHeaderReader:
             usual = _decode_usual(text)
         except msgspec.MsgspecError:
             return None
-        if text.count(b":") != _count_members(usual) or len(usual.inputs) > MAX_TENSORS:
+        if text.count(b":") != _count_members(usual):
+            return None
+        if max(len(usual.inputs), len(usual.outputs)) > MAX_TENSORS:
             return None
         head = InferenceHeader(id=usual.id)
         if usual.parameters:

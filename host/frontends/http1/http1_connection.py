@@ -167,7 +167,7 @@ class Http1Connection(asyncio.Protocol):
         self._receiving_request = False  # a request has started and is not complete
         self._in_headers = False
         self._held_data = b""  # a fast-path request without its whole body
-        self._held_request: FoundRequest | None = None  # the same
+        self._held_request: FoundRequest | None = None  # handler and body of the held data
         self._overhead_bytes = self._chunks = 0  # bytes since the last body part; chunks
         self._received_bytes = 0  # bytes since the last check
         self._reading_paused = False
@@ -220,7 +220,7 @@ class Http1Connection(asyncio.Protocol):
             found = None
             if self._held_data:
                 data, found = self._held_data + data, self._held_request
-                self._held_data = b""
+                self._held_data, self._held_request = b"", None
             if self._try_fast_path(data, found):
                 return
         self._parse(data)
@@ -273,8 +273,8 @@ class Http1Connection(asyncio.Protocol):
     def _try_fast_path(self, data: bytes, found: FoundRequest | None) -> bool:
         """Starts a request on the fast path, or holds it until its body arrives; False for neither.
 
-        `found`: the request was held. Many clients send head and body separately, but few send more
-        than two parts.
+        `found`: the held request, of which `data` has more. Many clients send head and body
+        separately, but few send more than two parts.
         """
         if (
             self._head_reader is None

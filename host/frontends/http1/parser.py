@@ -235,7 +235,7 @@ class HeadReader:
         self._last_found: tuple[FastHandler, int] | None = None
 
     def find_request(self, data: bytes) -> FoundRequest | None:
-        """Returns what `data` begins with.
+        """Returns the request at the start of `data`.
 
         None if the head is incomplete, or if the request needs a task.
         """
@@ -254,7 +254,7 @@ class HeadReader:
     def _find_handler_of(self, head: bytes) -> tuple[FastHandler, int] | None:
         parts: list[bytes] = []
         fields: dict[bytes, bytes] = {}
-        # These methods are called without a frame of Python.
+        # httptools calls these C methods without a Python frame.
         parser = httptools.HttpRequestParser(
             SimpleNamespace(on_url=parts.append, on_header=fields.setdefault)
         )

@@ -568,6 +568,19 @@ def test_usual_requests_are_read_as_any_others(
         read_in_both_ways(f'{{{first}"inputs":[{entry}]}}'.encode())
 
 
+@pytest.mark.parametrize("kind", ["inputs", "outputs", "parameters"])
+def test_too_many_inputs_outputs_or_parameters_are_refused(kind: str) -> None:
+    entry = {"name": "x", "shape": [0], "datatype": "FP32", "data": []}
+    many = {
+        "inputs": [entry] * 2049,
+        "outputs": [{"name": "y"}] * 2049,
+        "parameters": dict.fromkeys(map(str, range(2049)), 1),
+    }
+    body = json.dumps({"inputs": [entry], kind: many[kind]}).encode()
+    with pytest.raises(HostError, match=f"expected at most 2048 '{kind}' in the request JSON"):
+        decode(body)
+
+
 @given(documents)
 def test_any_document_is_read_in_one_way(document: Any) -> None:
     for value in (document, {"inputs": [document]}):
