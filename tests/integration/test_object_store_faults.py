@@ -440,6 +440,39 @@ def test_thousands_of_objects_are_listed_in_pages(
     assert s3.objects_read() == []
 
 
+@pytest.mark.parametrize("spoilt", ["cut", "no XML", "no size"])
+def test_a_listing_with_odd_keys_that_is_cut_is_read_again(
+    s3: S3Server, prefix: str, tmp_path: Path, spoilt: str
+) -> None:
+    s3.put_files(prefix, {**FILES, quote("m//odd"): ""})
+    spoilt_queries: list[str] = []
+
+    def spoil(
+        environ: dict[str, Any], start: Callable[..., Any], store: Application
+    ) -> list[bytes] | None:
+        query = environ["QUERY_STRING"]
+        if "x-end=" not in query or spoilt_queries:
+            return None
+        spoilt_queries.append(query)
+        if spoilt == "cut":
+            return [b"".join(store(environ, start))[:100]]
+        start("200 OK", [])
+        if spoilt == "no XML":
+            return [b"<html><p>Try again"]
+        return [b"<ListBucketResult><Contents><Key>m/1/x</Key></Contents></ListBucketResult>"]
+
+    s3.fault = spoil
+    assert fetch(s3.url(prefix), tmp_path)["1/weights"] == FILES["m/1/weights"]
+    assert spoilt_queries
+
+
+def test_keys_are_decoded_only_if_the_store_encodes_them(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.fault = list_fault([f"{prefix}/m//odd", f"{prefix}/m/1/a+b%41"])
+    assert fetch(s3.url(prefix), tmp_path) == {"1/a+b%41": b""}
+
+
 def run_both(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
     async def run() -> list[Any]:
         return await asyncio.gather(*work)

@@ -101,7 +101,7 @@ def _s3_settings(location: StoreLocation, given: Any, environment: Mapping[str, 
         keys["region"] = profile.get("region", "us-east-1")
     settings: Settings = {name: value for name, value in keys.items() if value}
     if location.endpoint:
-        settings["endpoint"] = location.endpoint
+        settings["aws_endpoint_url_s3"] = location.endpoint  # "endpoint" gives way to a variable
     if "access_key_id" not in settings and anonymous:
         settings["skip_signature"] = True
     return settings

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import http.client
 import os
 import random
 import re
@@ -20,7 +21,7 @@ from datetime import datetime, timedelta
 from email.message import Message
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
-from urllib.parse import unquote_plus, urlencode
+from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 from xml.etree import ElementTree
 
 from host.errors import internal, unavailable
@@ -40,7 +41,10 @@ _RETRIED = (408, 429)  # of the statuses below 500
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _STATUS = re.compile(r"status code: ([0-9]{3})[^:]*")
 _NAMED_KEY = re.compile('Path "([^"]*)"')
+_LISTINGS = 16  # of folders, at the same time
 _SIGNED = timedelta(minutes=5)
+_ENDPOINTS = ("aws_endpoint_url_s3", "endpoint", "base_url")  # of settings
+_S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _ENTRY = ("Key", "Size", "ETag", "LastModified")
 _ELEMENTS = re.compile(r"<(Code|Message)>([^<]*)</")
 _Result = TypeVar("_Result")
@@ -63,6 +67,8 @@ class ObjectStore:
         self.settings = settings
         self._stall_seconds = stall_seconds
         self._client: Any = None
+        self._bucket_url = ""  # of S3
+        self._has_odd_keys = False  # of S3: those that the library refuses, as far as is known
         self._failure: type[Exception] = Exception  # what the library raises
 
     def open(self) -> None:
@@ -75,12 +81,24 @@ class ObjectStore:
 
         stores: Any = obstore.store
         self._failure = stores.BaseError
-        location, settings, environment = self.location, self.settings, os.environ
-        endpoint = settings.get("endpoint") or settings.get("base_url") or ""
-        endpoint = endpoint or environment.get("AWS_ENDPOINT_URL", "")
+        location, settings = self.location, self.settings
+        options = {**self._options(), "prefix": location.prefix or None}
+        try:
+            if location.kind == GCS:
+                return stores.GCSStore(location.bucket, config=settings, **options)
+            if location.kind == AZURE:
+                return stores.AzureStore(location.bucket, config=settings, **options)
+            return _open_s3(location.bucket, settings, options)
+        except (self._failure, ValueError) as error:
+            raise internal(f"cannot use '{location.url}': {_describe(error)[1]}") from error
+
+    def _options(self) -> dict[str, Any]:
+        """What holds for all requests of the library."""
+        settings, environment = self.settings, os.environ
+        given = [*map(settings.get, _ENDPOINTS), *map(environment.get, _S3_ENDPOINTS)]
+        endpoint = next(filter(None, given), "")
         emulated = environment.get("AZURE_STORAGE_USE_EMULATOR") is not None
-        common = {
-            "prefix": location.prefix or None,
+        return {
             "client_options": {
                 "timeout": _PER_REQUEST,
                 "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self._stall_seconds)),
@@ -89,14 +107,6 @@ class ObjectStore:
             },
             "retry_config": {"max_retries": 0},  # all retries are in `_retry`
         }
-        try:
-            if location.kind == GCS:
-                return stores.GCSStore(location.bucket, config=settings, **common)
-            if location.kind == AZURE:
-                return stores.AzureStore(location.bucket, config=settings, **common)
-            return _open_s3(location.bucket, settings, common)
-        except (self._failure, ValueError) as error:
-            raise internal(f"cannot use '{location.url}': {_describe(error)[1]}") from error
 
     async def list(self, folder: str = "") -> list[StoredObject]:
         """All objects, or those below a folder. Raises HostError UNAVAILABLE or INTERNAL.
@@ -109,9 +119,12 @@ class ObjectStore:
         what = f"list '{self.location.object_url(folder) if folder else self.location.url}'"
         try:
             try:
+                if self._has_odd_keys:
+                    return [*await self._list_all_keys(folder, what)]
                 return [*await self._list_by_library(folder, what)]
             except _RefusedKey as error:
                 if self.location.kind == S3:
+                    self._has_odd_keys = True
                     return [*await self._list_all_keys(folder, what)]
                 if folder:
                     return [StoredObject(self._refused_path(error, folder), UNLISTED, "", "", 0.0)]
@@ -134,8 +147,13 @@ class ObjectStore:
 
         level = await self._retry(what, read_once)
         found = [*map(_stored_object, level["objects"])]
-        for folder in level["common_prefixes"]:
-            found += await self.list(folder)
+        limit = asyncio.Semaphore(_LISTINGS)
+
+        async def list_folder(folder: str) -> None:
+            async with limit:
+                found.extend(await self.list(folder))
+
+        await run_all(map(list_folder, level["common_prefixes"]))
         return found
 
     @contextmanager
@@ -176,13 +194,16 @@ class ObjectStore:
 
             async def read_once(
                 progress: Callable[[], None], query: Mapping[str, str] = query
-            ) -> bytes:
+            ) -> tuple[list[StoredObject], str]:
                 url = await self._listing_url(query)
-                return (await self._send(what, "GET", url))[0]
+                body, _ = await self._send(what, "GET", url)
+                try:
+                    return _parse_page(body, self.location)
+                except (ElementTree.ParseError, ValueError) as error:
+                    raise _Incomplete(f"GET returned no listing: {error}") from None
 
-            page = ElementTree.fromstring(await self._retry(what, read_once))
-            found += (_parse_entry(entry, self.location) for entry in page.iterfind("{*}Contents"))
-            token = page.findtext("{*}NextContinuationToken") or ""
+            objects, token = await self._retry(what, read_once)
+            found += objects
             if not token:
                 return found
 
@@ -190,20 +211,24 @@ class ObjectStore:
         """The URL of a listing, signed by the library: as that of an object, after the query."""
         from obstore import sign_async
 
-        location, environment = self.location, os.environ
-        region = self.settings.get("region") or environment.get("AWS_REGION")
-        region = region or environment.get("AWS_DEFAULT_REGION")
-        endpoint = self.settings.get("endpoint") or environment.get("AWS_ENDPOINT_URL")
-        endpoint = endpoint or f"https://s3.{region}.amazonaws.com"
-        url = f"{endpoint}/{location.bucket}?{urlencode(query)}"
+        bucket, options = self.location.bucket, self._options()
+        if not self._bucket_url:
+            # The library knows the server best. With keys, even false ones, it asks for none.
+            keys = {"access_key_id": "-", "secret_access_key": "-"}
+            signer = _open_s3(bucket, {**self.settings, **keys}, options)
+            url = (await sign_async(signer, "GET", "x", _SIGNED)).partition("?")[0]
+            base = url.removesuffix("/x")
+            self._bucket_url = base if urlsplit(base).path else f"{base}/"
+        url = f"{self._bucket_url}?{urlencode(query, quote_via=quote)}"
         if self.settings.get("skip_signature"):
             return url
         settings = {
             **self.settings,
-            "endpoint": f"{url}&x-end=",
+            "aws_endpoint_url_s3": f"{url}&x-end=",
             "virtual_hosted_style_request": True,
         }
-        signer = _open_s3(location.bucket, settings, {"client_options": {"allow_http": True}})
+        options["client_options"]["allow_http"] = url.startswith("http://")
+        signer = _open_s3(bucket, settings, options)
         return await sign_async(signer, "GET", "x", _SIGNED)
 
     async def read(self, stored: StoredObject, slots: Slots) -> bytes:
@@ -342,7 +367,7 @@ class ObjectStore:
             if error.code < 500 and error.code not in _RETRIED:
                 raise unavailable(f"failed to {what}: {method} returned {error.code}") from None
             raise _Incomplete(f"{method} returned {error.code}") from None
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise _Incomplete(f"{method} failed: {error}") from None
 
     async def _retry(
@@ -421,10 +446,21 @@ def _stored_object(meta: Any) -> StoredObject:
     )
 
 
-def _parse_entry(entry: ElementTree.Element, location: StoreLocation) -> StoredObject:
+def _parse_page(body: bytes, location: StoreLocation) -> tuple[list[StoredObject], str]:
+    """The objects of a page of S3, and the token of the next. Raises ParseError, ValueError."""
+    page = ElementTree.fromstring(body)
+    # Not all servers encode keys when they are asked to.
+    decode = unquote_plus if page.findtext("{*}EncodingType") == "url" else str
+    found = [_parse_entry(entry, location, decode) for entry in page.iterfind("{*}Contents")]
+    return found, page.findtext("{*}NextContinuationToken") or ""
+
+
+def _parse_entry(
+    entry: ElementTree.Element, location: StoreLocation, decode: Callable[[str], str]
+) -> StoredObject:
     """An object in a listing of S3, with the path that the library would give it."""
     said = {name: entry.findtext(f"{{*}}{name}") or "" for name in _ENTRY}
-    path = unquote_plus(said["Key"])
+    path = decode(said["Key"])
     if location.prefix:
         path = path.removeprefix(f"{location.prefix}/")
     changed = datetime.fromisoformat(said["LastModified"].replace("Z", "+00:00")).timestamp()
@@ -452,7 +488,7 @@ def _describe(error: Exception) -> tuple[int | None, str]:
 
 
 def _send(method: str, url: str, seconds: float) -> tuple[bytes, Message]:
-    """The body and the header of a response. Blocks. Raises OSError."""
+    """The body and the header of a response. Blocks. Raises OSError or HTTPException."""
     request = urllib.request.Request(url, method=method)
     with urllib.request.urlopen(request, timeout=seconds) as response:
         headers: Message = response.headers

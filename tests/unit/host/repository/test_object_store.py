@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
+import hmac
 import json
 import os
 import sys
 import threading
 from collections.abc import AsyncIterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import pytest
 
@@ -210,6 +213,87 @@ def test_credentials_that_the_library_refuses_are_an_error() -> None:
     store = ObjectStore(parse_store_url("gs://b/p"), {"application_credentials": "/missing"}, 1.0)
     with pytest.raises(HostError, match="cannot use 'gs://b/p': .*/missing"):
         store.open()
+
+
+def open_signing(location: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """A store of S3 with keys; nothing has been sent."""
+    pytest.importorskip("obstore", reason="needs pbhost[cloud]")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    place = parse_store_url(location)
+    store = ObjectStore(place, read_settings(place, os.environ), 1.0)
+    store.open()
+    return store
+
+
+@pytest.mark.parametrize("location", ["s3://b/p/q", "s3://https://named:9/b"])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"AWS_REGION": "eu-west-1"},
+        {"AWS_ENDPOINT_URL": "http://h:1/"},
+        {"AWS_ENDPOINT_URL_S3": "http://only:1", "AWS_ENDPOINT_URL": "https://h:1"},
+        {"AWS_ENDPOINT": "http://e:1"},
+        {"AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"},
+        {"AWS_ENDPOINT_URL": "https://b.h:1", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"},
+    ],
+)
+def test_listings_and_objects_are_read_from_the_same_server(
+    location: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    store = open_signing(location, monkeypatch)
+
+    async def sign() -> tuple[str, str]:
+        import obstore
+
+        by_library = await obstore.sign_async(store._client, "GET", "x", timedelta(minutes=5))
+        return by_library, await store._listing_url({"prefix": "p/q/"})
+
+    object_url, listing_url = map(urlsplit, asyncio.run(sign()))
+    assert listing_url[:2] == object_url[:2]
+    assert dict(parse_qsl(listing_url.query))["prefix"] == "p/q/"
+    below = "/p/q/x" if location.endswith("q") else "/x"
+    assert listing_url.path.rstrip("/") == object_url.path.removesuffix(below)
+    if location.startswith("s3://https"):
+        assert object_url.netloc == "named:9"
+
+
+def test_anonymous_listings_are_not_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://only:1")
+    place = parse_store_url("s3://b/p")
+    store = ObjectStore(place, {"skip_signature": True, "region": "us-east-1"}, 1.0)
+    pytest.importorskip("obstore", reason="needs pbhost[cloud]")
+    assert asyncio.run(store._listing_url({"prefix": "p/"})) == "http://only:1/b?prefix=p%2F"
+
+
+@pytest.mark.parametrize("location", ["s3://b", "s3://https://named:9/b"])
+def test_listings_have_the_signature_of_their_query(
+    location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = {"prefix": "a +ü~*'()!&=%41/", "continuation-token": "1+/=="}
+    url = urlsplit(asyncio.run(open_signing(location, monkeypatch)._listing_url(query)))
+    assert "+" not in url.query, "a plus or a space, as the server decodes it"
+    pairs = (pair.partition("=") for pair in url.query.split("&"))
+    signed = [(unquote(name), unquote(value)) for name, _, value in pairs]
+    signature = dict(signed)["X-Amz-Signature"]
+    signed.remove(("X-Amz-Signature", signature))
+    names = sorted(f"{quote(key, '')}={quote(value, '')}" for key, value in signed)
+    said = dict(signed)
+    assert said.items() >= query.items()
+    request = f"GET\n{url.path}\n{'&'.join(names)}\nhost:{url.netloc}\n\nhost\nUNSIGNED-PAYLOAD"
+    scope = said["X-Amz-Credential"].partition("/")[2]
+    digest = hashlib.sha256(request.encode()).hexdigest()
+    text = f"AWS4-HMAC-SHA256\n{said['X-Amz-Date']}\n{scope}\n{digest}"
+    key = b"AWS4secret"
+    for part in (*scope.split("/"), text):
+        key = hmac.digest(key, part.encode(), "sha256")
+    assert key.hex() == signature
 
 
 def test_a_server_that_has_just_taken_the_lock_of_a_model_is_waited_for(tmp_path: Path) -> None:
