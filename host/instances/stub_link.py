@@ -111,8 +111,10 @@ class Link:
         frames: list[list[bytes]] = []
         kept: list[ReclaimedFrame | None] = []  # for each frame
         for messages, reclaimed in queued:
-            if reclaimed is None and kept and kept[-1] is None:
-                frames[-1] += messages  # what cannot be reclaimed shares a frame
+            # What cannot be reclaimed shares a frame. The stub has to read what is about memory
+            # before it starts the batches ahead of it, in a nested wait.
+            if reclaimed is None and kept and kept[-1] is None and len(messages) == 1:
+                frames[-1] += messages
             else:
                 frames.append(messages)
                 kept.append(reclaimed)
@@ -129,23 +131,25 @@ class Link:
 
     def inline_limit(self) -> int:
         """Returns the bytes of inline tensors for the next messages of work."""
-        self._send_queued()
-        return self._work.inline_limit()
+        queued = sum(len(message) for messages, _ in self._queued for message in messages)
+        return self._work.inline_limit(queued)
 
     def reclaim_frames(self, most: int) -> list[ReclaimedFrame]:
         """Removes at most `most` of the newest frames of work that the stub has not taken.
 
-        Returns the oldest first.
+        Returns the oldest first. What still waits for the end of the turn goes first.
 
         The counter of the eventfd decides which these are: what the host has read from it, the stub
         can no longer read. Nothing is reclaimed before a frame that was not sent to be reclaimed.
         """
         reclaimed: list[ReclaimedFrame] = []
+        if not self._open:
+            return reclaimed
         queued = self._queued
         while queued and len(reclaimed) < most and (frame := queued[-1][1]) is not None:
             queued.pop()
             reclaimed.append(frame)
-        if self._open and self._reclaimable and not queued and len(reclaimed) < most:
+        if self._reclaimable and not queued and len(reclaimed) < most:
             unread = self._doorbell.withdraw_frames()
             while unread and self._reclaimable and len(reclaimed) < most:
                 start, frame = self._reclaimable.pop()
@@ -188,6 +192,7 @@ class Link:
         """Closes the connection."""
         if self._open:
             self._open = False
+            self._queued.clear()
             self._channel.unregister(self.token)
             self._doorbell.close()
             self._work.close()

@@ -405,8 +405,7 @@ class StubSession:
             except Exception:  # a defect of ours
                 self._log_failure()
         if several:
-            for call, response, final in responses:
-                call.respond(response, final)
+            self._deliver(responses)
         for batch in results.released:
             try:
                 batch.on_released()
@@ -422,8 +421,7 @@ class StubSession:
         if self._on_idle is not None:
             self._notify_if_idle()
         if not several:
-            for call, response, final in responses:
-                call.respond(response, final)
+            self._deliver(responses)
         for bls_request in results.bls_requests:
             self.bls_requests.start_request(bls_request)
         if ended:
@@ -441,6 +439,13 @@ class StubSession:
             try:
                 assert batch.on_returned is not None
                 batch.on_returned(call)
+            except Exception:  # a defect of ours
+                self._log_failure()
+
+    def _deliver(self, responses: Sequence[tuple[Call, InferResponse | None, bool]]) -> None:
+        for call, response, final in responses:
+            try:
+                call.respond(response, final)
             except Exception:  # a defect of ours
                 self._log_failure()
 

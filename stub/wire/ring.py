@@ -122,11 +122,11 @@ class RingWriter:
         self.written += needed
         return True
 
-    def inline_limit(self) -> int:
+    def inline_limit(self, reserved: int = 0) -> int:
         """Returns the bytes of inline tensors for the next frame that leave room for further
-        frames.
+        frames; `reserved` bytes are for frames before it.
         """
-        free = _CAPACITY - (self.written - self._position[0])
+        free = _CAPACITY - (self.written - self._position[0]) - reserved
         return max(INLINE_ALWAYS, min(INLINE_LIMIT, free // 4))
 
     def rewind(self, position: int) -> None:

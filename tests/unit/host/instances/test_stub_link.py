@@ -463,6 +463,51 @@ def test_work_of_a_turn_for_a_busy_stub_shares_frames_of_at_most_sixteen_batches
     asyncio.run(main())
 
 
+def test_work_with_messages_about_memory_starts_a_frame() -> None:
+    """The batch ahead may wait for a BLS response in that memory."""
+
+    async def main() -> None:
+        ends = LinkWithStub()
+        opening = m.OpenArena(7, "/proc/1/fd/3", 4096)
+        for number in range(3):
+            ends.link.send_work(execute(number))
+        ends.link.send_work([opening, *execute(3)])
+        ends.link.send_work(execute(4))
+        await asyncio.sleep(0)
+        ends.inbox.receive_announcements()
+        frames = [ends.inbox.read_frame() for _ in range(3)]
+        kinds = [[type(each) for each in m.decode_to_stub(frame or b"")] for frame in frames]
+        assert kinds == [[m.Execute], [m.Execute] * 2, [m.OpenArena, m.Execute, m.Execute]]
+        ends.link.close()
+
+    asyncio.run(main())
+
+
+def test_asking_for_room_sends_no_work_before_the_end_of_the_turn() -> None:
+    async def main() -> None:
+        ends = LinkWithStub()
+        for number in range(4):
+            ends.link.send_work(execute(number))
+            ends.link.inline_limit()
+        assert announced(ends) == [[0]]
+        await asyncio.sleep(0)
+        assert announced(ends) == [[1, 2, 3]]
+        ends.link.close()
+
+    asyncio.run(main())
+
+
+def test_a_closed_link_gives_back_no_work_that_waited() -> None:
+    async def main() -> None:
+        ends = LinkWithStub()
+        ends.link.send_work(execute(1))
+        ends.link.send_work(execute(2), reclaimable(2))
+        ends.link.close()
+        assert ends.link.reclaim_frames(2) == []
+
+    asyncio.run(main())
+
+
 def test_stub_that_answered_gets_all_of_its_work_at_once() -> None:
     async def main() -> None:
         ends = LinkWithStub()

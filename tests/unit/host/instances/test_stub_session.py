@@ -159,6 +159,38 @@ def test_instance_is_free_before_a_single_response_and_the_batch_is_counted_afte
     tracked(test)
 
 
+def test_a_callback_that_fails_loses_no_other_response() -> None:
+    def test(t: Tracked) -> None:
+        (batch, (call,)), *_ = [t.batch(name) for name in ("bad", "b", "c")]
+        delivered: list[bool] = []
+
+        def fail(response: object, final: bool) -> None:
+            delivered.append(final)
+            raise RuntimeError("a defect")
+
+        call._callback = fail
+        frames = [[m.Response(number, 0, output(b"x")), done(number)] for number in (1, 2, 3)]
+        t.session.handle_frames([m.encode(frame) for frame in frames])
+        assert delivered == [True, True]  # the response, then the error
+        assert (t.values("b"), t.values("c")) == ([b"x"], [b"x"])
+        assert t.events.count("counted") == 3 and t.session.idle
+
+    tracked(test)
+
+
+def test_a_batch_that_waited_when_its_stub_died_is_drained() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("runs")
+        _, (waiting,) = t.batch("waits", on_returned=lambda call: None)
+        t.session.link.close()
+        t.session.refuse_batches("It was killed")
+        t.session.stub_exited("It was killed")
+        assert list(t.session.reclaim_prefetched(1)) == []
+        assert list(t.session.drain_prefetched()) == [waiting]
+
+    tracked(test)
+
+
 def test_several_responses_are_delivered_before_the_instance_is_free() -> None:
     def test(t: Tracked) -> None:
         _, calls = t.batch("a", "b")
