@@ -150,7 +150,8 @@ class ModelClient:
             raise self._no_answer(error) from error
 
     def _rpc(self, method: str, message: Any) -> Rpc:
-        return Rpc(method, message, self._timeout, self._settings.metadata)
+        in_sequence = method == "ModelInfer" and "sequence_id" in message.parameters
+        return Rpc(method, message, self._timeout, self._settings.metadata, not in_sequence)
 
     def _no_answer(self, error: NoAnswer) -> NoAnswer:
         text = f"no answer from {self._url}: {error.reason}"

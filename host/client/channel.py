@@ -17,12 +17,17 @@ Metadata = Sequence[tuple[str, str]]
 
 
 class Rpc(NamedTuple):
-    """An RPC to carry out. `timeout` in seconds; None is no limit."""
+    """An RPC to carry out. `timeout` in seconds; None is no limit.
+
+    `repeatable`: it may be sent once more if the server closes a kept HTTP connection at that
+    moment. Clients that repeat failed RPCs themselves do not need it.
+    """
 
     method: str
     message: Any
     timeout: float | None
     metadata: Metadata
+    repeatable: bool = False
 
 
 class NoAnswer(HostError):
@@ -197,7 +202,7 @@ def to_host_error(error: Any, url: str) -> HostError:
     return HostError(code, details)
 
 
-def no_answer(url: str, reason: str, protocol: str) -> HostError:
+def no_answer(url: str, reason: str, protocol: str) -> NoAnswer:
     """The error of a server that is not there. `protocol`: gRPC or HTTP."""
     tls = "with" if url.startswith(("grpcs", "https")) else "without"
     text = f"no answer from {url}: {reason}; is it the address of the {protocol} port, {tls} TLS?"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import http.client
+import io
 import json
 import select
 import socket
@@ -14,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -25,6 +27,7 @@ from tritonclient.grpc import service_pb2 as pb
 from host.client.channel import (
     ChannelSettings,
     Metadata,
+    NoAnswer,
     Rpc,
     cancelled_error,
     closed_error,
@@ -48,9 +51,12 @@ _CODES = {
     503: ErrorCode.UNAVAILABLE,
     504: ErrorCode.DEADLINE_EXCEEDED,
 }
+_NOT_READABLE = (
+    ParseError, LookupError, TypeError, ValueError, AttributeError, RecursionError,
+)  # fmt: skip
+_CLOSED = ConnectionError, ssl.SSLEOFError
 _MAX_IDLE = 64  # connections that are kept
 _JOINED_BYTES = 65536  # of a body that is sent with its headers, in one write
-_CHUNK_BYTES = 1 << 20  # of a response of unknown length
 
 Headers = http.client.HTTPMessage
 
@@ -95,12 +101,13 @@ class HttpTransport:
         for connection in idle:
             connection.close()
 
-    def take(self) -> http.client.HTTPConnection:
-        """Returns a connection that is open, or a new one. Raises HostError."""
+    def take(self, new: bool) -> http.client.HTTPConnection:
+        """Returns a connection that is open, or a `new` one. Raises HostError."""
         with self._lock:
             if self.closed:
                 raise closed_error()
-            connection = self._open_connection() or self._new_connection()
+            kept = None if new else self._open_connection()
+            connection = kept or self._new_connection()
             self._busy.add(connection)
             return connection
 
@@ -129,6 +136,10 @@ class HttpTransport:
         connection.close()
 
 
+class _KeptConnectionClosed(NoAnswer):
+    """The server has closed a kept connection without a byte of an answer."""
+
+
 class HttpCall:
     """One RPC, which another thread may cancel."""
 
@@ -148,7 +159,13 @@ class HttpCall:
         _check_headers(rpc.metadata)
         request = to_http(rpc.method, rpc.message)
         deadline = None if rpc.timeout is None else time.monotonic() + rpc.timeout
-        status, headers, body = self._exchange(request, dict(rpc.metadata), deadline)
+        given = dict(rpc.metadata)
+        try:
+            status, headers, body = self._exchange(request, given, deadline)
+        except _KeptConnectionClosed:
+            if not rpc.repeatable:
+                raise
+            status, headers, body = self._exchange(request, given, deadline, new=True)
         if status != 200:
             error = self._error(status, headers, body)
             if request.refused is None or (status != 400 and error.code is not ErrorCode.NOT_FOUND):
@@ -156,43 +173,52 @@ class HttpCall:
             return request.refused
         try:
             return request.read(headers, memoryview(body))
-        except (ParseError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise self._unexpected_answer(status) from error
+        except _NOT_READABLE as error:
+            raise self._unexpected_answer(status, headers) from error
 
     def _exchange(
-        self, request: HttpRequest, headers: dict[str, str], deadline: float | None
+        self,
+        request: HttpRequest,
+        given: Mapping[str, str],
+        deadline: float | None,
+        new: bool = False,
     ) -> tuple[int, Headers, bytes | bytearray]:
+        """Returns status, headers and body. `new`: over a new connection. Raises HostError."""
         settings = self._transport.settings
         body = request.body
+        headers = dict(request.headers)
         if settings.http_encoding:
             headers["Accept-Encoding"] = settings.http_encoding
             if body:
                 body = [_compress(b"".join(body), settings.http_encoding)]
                 headers["Content-Encoding"] = settings.http_encoding
-        headers |= request.headers
+        headers = replace_headers(headers, given)
         if request.verb == "POST":
             headers["Content-Length"] = str(sum(map(len, body)))
-        connection = self._connection = self._transport.take()
+        connection = self._connection = self._transport.take(new)
+        kept = connection.sock is not None
+        receiver = _Receiver(deadline)
         usable = sent = False
         try:
             _connect(connection, deadline)
             if self._cancelled:  # before there was a connection to close
                 raise ConnectionAbortedError
-            connection.putrequest(request.verb, request.path, skip_accept_encoding=True)
+            has_host = "host" in given
+            connection.putrequest(request.verb, request.path, has_host, skip_accept_encoding=True)
             for name, value in headers.items():
                 connection.putheader(name, value)
             if sum(map(len, body)) <= _JOINED_BYTES:
                 body = [b"".join(body)]
             # A server may answer without reading the body; if it has not, `getresponse` fails.
-            with suppress(ConnectionError, ssl.SSLEOFError):
+            with suppress(*_CLOSED):
                 connection.endheaders(body[0])
                 for part in body[1:]:
                     _set_timeout(connection, deadline)
                     connection.send(part)
                 sent = True
-            _set_timeout(connection, deadline)
+            connection.response_class = partial(_open_response, receiver)  # type: ignore[assignment]
             response = connection.getresponse()
-            received = _read_body(connection, response, deadline)
+            received = _read_body(response)
             usable = sent and not response.will_close
             encoding = response.headers.get("Content-Encoding", "")
             return response.status, response.headers, _decompress(received, encoding)
@@ -204,7 +230,10 @@ class HttpCall:
             reason = str(error) or type(error).__name__
             if type(error) is http.client.BadStatusLine:  # its text are the bytes
                 reason = "its answer is not one of HTTP/1.1"
-            raise no_answer(settings.url, reason, "HTTP") from error
+            failure = no_answer(settings.url, reason, "HTTP")
+            if kept and not receiver.begun and isinstance(error, _CLOSED):
+                failure = _KeptConnectionClosed(failure.code, failure.message, failure.reason)
+            raise failure from error
         finally:
             self._connection = None
             self._transport.give_back(connection, usable)
@@ -212,16 +241,18 @@ class HttpCall:
     def _error(self, status: int, headers: Headers, body: bytes | bytearray) -> HostError:
         try:
             text = str(json.loads(body)["error"])
-        except (ValueError, LookupError, TypeError):
-            return self._unexpected_answer(status)
+        except _NOT_READABLE:
+            return self._unexpected_answer(status, headers)
         code = _CODES.get(status, ErrorCode.UNKNOWN)
         after, exact = headers.get("Retry-After", ""), headers.get("Retry-After-Ms", "")
         if code is ErrorCode.RESOURCE_EXHAUSTED and after.isdigit():
             return TooManyRequests(text, int(exact) / 1000 if exact.isdigit() else int(after))
         return HostError(code, text)
 
-    def _unexpected_answer(self, status: int) -> HostError:
+    def _unexpected_answer(self, status: int, headers: Headers) -> HostError:
         url = self._transport.settings.url
+        if 300 <= status < 400 and (location := headers.get("Location")):
+            return internal(f"{url} redirects to {location} (status {status}): use that address")
         shown = "" if status == 200 else f" (status {status})"
         return internal(f"unexpected answer{shown} from {url}; is it the address of the HTTP port?")
 
@@ -244,7 +275,16 @@ def _set_timeout(connection: http.client.HTTPConnection, deadline: float | None)
 
 
 def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())  # 0 would be a socket that does not block
+    left = deadline - time.monotonic()
+    if left <= 0:  # 0 would be a socket that does not block
+        raise TimeoutError("timed out")
+    return left
+
+
+def replace_headers(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Returns all headers; those given replace own ones, whose names may differ in their case."""
+    names = {name.lower() for name in given}
+    return {name: value for name, value in own.items() if name.lower() not in names} | dict(given)
 
 
 def _interrupt(connection: http.client.HTTPConnection) -> None:
@@ -257,31 +297,58 @@ def _interrupt(connection: http.client.HTTPConnection) -> None:
             return  # it has ended
 
 
-def _read_body(
-    connection: http.client.HTTPConnection,
-    response: http.client.HTTPResponse,
-    deadline: float | None,
-) -> bytes | bytearray:
+class _Receiver(io.RawIOBase):
+    """Receives an answer until a deadline, however many bytes at a time arrive.
+
+    `begun`: whether a byte has arrived.
+    """
+
+    def __init__(self, deadline: float | None) -> None:
+        self._deadline = deadline
+        self.begun = False
+        self._file = io.RawIOBase()  # until `open`
+
+    def open(self, sock: socket.socket, file: io.RawIOBase) -> None:
+        """Receives from a socket and its file."""
+        self._sock, self._file = sock, file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(None if self._deadline is None else _left(self._deadline))
+        count = self._file.readinto(buffer)
+        self.begun = self.begun or bool(count)
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _open_response(
+    receiver: _Receiver, sock: socket.socket, method: str
+) -> http.client.HTTPResponse:
+    response = http.client.HTTPResponse(sock, method=method)
+    receiver.open(sock, response.fp.detach())
+    response.fp = io.BufferedReader(receiver)
+    return response
+
+
+def _read_body(response: http.client.HTTPResponse) -> bytes | bytearray:
     """Reads a whole body. Raises OSError and HTTPException."""
     length = response.length
-    body = bytearray(length if length is not None else 0)
+    if length is None:
+        return response.read()
+    body = bytearray(length)
     position = 0
-    while True:
-        if connection.sock is not None:
-            _set_timeout(connection, deadline)
-        if length is None:
-            chunk = response.read(_CHUNK_BYTES)
-            if not chunk:
-                return body
-            body += chunk
-            continue
-        if position == length:
-            response.read()  # so that the response knows of its end
-            return body
+    while position < length:
         count = response.readinto(memoryview(body)[position:])
         if not count:
             raise http.client.IncompleteRead(b"", length - position)
         position += count
+    response.read()  # so that the response knows of its end
+    return body
 
 
 def _compress(body: bytes, encoding: str) -> bytes:

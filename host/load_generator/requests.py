@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from host.client.http_transport import to_http
+from host.client.http_transport import replace_headers, to_http
 from host.client.messages import EMPTY_FINAL, add_input, new_request, set_parameter
 from host.client.signature import EncodedTensor, TensorSpec, encode_tensor, encode_values
 from host.errors import invalid_argument, not_found, unsupported
@@ -342,7 +342,7 @@ def encode_chain(
     for message in messages:
         if protocol is Protocol.HTTP:
             request = to_http("ModelInfer", message)
-            named = {**request.headers, **headers}
+            named = replace_headers(request.headers, headers)
             encoded = encode_post(url, request.path, b"".join(request.body), named)
         else:
             if protocol is Protocol.GRPC_STREAM:
@@ -357,8 +357,9 @@ def encode_chain(
 def encode_post(url: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
     """Returns a request of HTTP/1.1."""
     parts = urlsplit(url)
-    lines = [f"POST {parts.path.rstrip('/')}{path} HTTP/1.1", f"Host: {parts.netloc}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines = [f"POST {parts.path.rstrip('/')}{path} HTTP/1.1"]
+    sent = replace_headers({"Host": parts.netloc}, headers)
+    lines += [f"{name}: {value}" for name, value in sent.items()]
     lines += [f"Content-Length: {len(body)}", "", ""]
     return "\r\n".join(lines).encode("latin-1") + body
 
@@ -387,7 +388,7 @@ class Prompts:
 
     def encode(self, url: str, headers: Mapping[str, str]) -> list[bytes]:
         """Returns the requests as they are sent. Raises HostError and InvalidInput."""
-        headers = {"Content-Type": "application/json", **headers}
+        headers = replace_headers({"Content-Type": "application/json"}, headers)
         return [
             encode_post(url, self.path, json.dumps(body).encode(), headers)
             for body in self._bodies()

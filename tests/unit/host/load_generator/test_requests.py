@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from host.load_generator.requests import Inputs, make_inferences
+from host.client.messages import new_request
+from host.load_generator.job import Protocol
+from host.load_generator.requests import Inputs, Prompts, encode_chain, make_inferences
 from pb_utils._text_form import InvalidInput
 
 CONFIG = {
@@ -81,3 +83,17 @@ def test_a_file_has_values_of_each_data_type_or_bytes(tmp_path: Path) -> None:
         path.write_text(json.dumps({"data": [step]}))
         with pytest.raises(InvalidInput, match=f"request 1, input 'HALF': {problem}"):
             inputs_of(data=str(path))
+
+
+@pytest.mark.parametrize("api", ["infer", "chat"])
+def test_a_header_of_the_user_replaces_that_of_the_load(api: str) -> None:
+    headers = {"host": "model.example", "Content-type": "application/x-tensors"}
+    url = "http://127.0.0.1:8000"
+    if api == "infer":
+        (request,) = encode_chain([new_request("m", "")], url, Protocol.HTTP, headers)
+    else:
+        (request,) = Prompts(api, "m", ["hello"]).encode(url, headers)
+    fields = request.partition(b"\r\n\r\n")[0].lower().split(b"\r\n")
+    assert [one for one in fields if one.startswith(b"host:")] == [b"host: model.example"]
+    kinds = [one for one in fields if one.startswith(b"content-type:")]
+    assert kinds == [b"content-type: application/x-tensors"]
