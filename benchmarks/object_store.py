@@ -31,9 +31,9 @@ from typing import Any
 
 from benchmarks.servers import free_port, running
 from host.repository.object_store.mirror import MirrorSettings, open_repository
+from host.repository.object_store.store import PART_BYTES
 
 OBJECTS, OBJECT_BYTES = 40, 50 << 20
-PART_BYTES = 32 << 20  # larger objects are read in parts of this size
 CHUNK_BYTES = 1 << 20
 BUCKET, MODEL = "models", "m"
 KEYS = {"AWS_ACCESS_KEY_ID": "benchmark", "AWS_SECRET_ACCESS_KEY": "of-the-benchmark"}

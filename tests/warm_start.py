@@ -32,7 +32,10 @@ from typing import Any
 import setproctitle
 
 _LARGEST_REQUEST = 1 << 20
-_READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "GLIBC_", "MALLOC_", "OPENBLAS_", "OMP_", "GRPC_")
+_READ_AT_START = (
+    *("PYTHON", "LD_", "LC_", "LANG", "GLIBC_", "MALLOC_", "OPENBLAS_", "OMP_", "GRPC_"),
+    *("PBHOST_LANE", "TZ"),
+)
 """How variables begin that count only while an interpreter starts or a library is imported."""
 
 

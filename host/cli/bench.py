@@ -257,7 +257,6 @@ class BenchOptions(TlsOptions):
 def main(arguments: Sequence[str]) -> NoReturn:
     """Measures, prints a report, and exits."""
     (url, model), options = parse_texts(arguments, "bench [URL] MODEL", _ABOUT, BenchOptions)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd texts
     if not URL.fullmatch(url):
         _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
     try:

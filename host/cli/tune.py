@@ -125,7 +125,6 @@ class TuneOptions:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Tunes the model and exits."""
     (directory,), options = parse_arguments(arguments, "tune MODEL_DIR", _ABOUT, TuneOptions)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd names
     if options.yes and options.dry_run:
         _fail("give either --yes or --dry-run", _EXIT_USAGE)
     try:

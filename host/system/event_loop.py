@@ -8,7 +8,7 @@ descriptors.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -69,6 +69,24 @@ async def _run_to_end(main: Coroutine[Any, Any, _Result]) -> _Result:
                 loop.call_exception_handler({"message": text, "exception": outcome})
         await loop.shutdown_asyncgens()
         await loop.shutdown_default_executor()
+
+
+async def run_in_thread(
+    run: Callable[[], _Result], discard: Callable[[_Result], object] | None = None
+) -> _Result:
+    """As `asyncio.to_thread`, but a cancellation waits for the end of the thread.
+
+    What the thread uses may be closed or unlocked afterwards. `discard` takes the result that a
+    cancelled caller does not get.
+    """
+    running = asyncio.get_running_loop().run_in_executor(None, run)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        if running.exception() is None and discard is not None:
+            discard(running.result())
+        raise
 
 
 async def run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -142,6 +142,8 @@ def test_the_package_is_runnable_as_a_module() -> None:
         (("config", "{models}/identity"), 0, 'name: "identity"'),
         (("run", "{models}/identity", "--input", "INPUT0=[1]"), 0, "OUTPUT0"),
         (("new", "{folder}/new"), 0, "{folder}/new/test_model.py"),
+        (("doctor",), 0, "open files: "),
+        (("models", "http://127.0.0.1:1", "list"), 1, "pbhost models: "),
         (("check", "models"), 2, "pbhost check: 'models' does not exist\n"),
         (("run", "models"), 1, "pbhost run: 'models' is not a model directory\n"),
         (("run", "."), 1, "pbhost run: "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import threading
@@ -493,6 +494,36 @@ def test_two_servers_that_fetch_the_same_model_read_it_once(
     one, other = run_both([fetch_one(), fetch_one()])
     assert one == other and one["1/weights"] == FILES["m/1/weights"]
     assert s3.objects_read().count(f"{prefix}/m/1/weights") == 1
+
+
+def test_a_cancelled_fetch_ends_its_use_of_the_cache(
+    s3: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put_files(prefix, FILES)
+    as_usual = os.utime
+    entered, cancelled = threading.Event(), threading.Event()
+
+    def wait_for_cancellation(file: int) -> None:
+        """The last step of a lease, in its thread."""
+        if threading.current_thread() is not threading.main_thread():
+            entered.set()
+            assert cancelled.wait(DEADLINE)
+        as_usual(file)
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            (await fetch_from(mirror, "m")).close()
+            monkeypatch.setattr(os, "utime", wait_for_cancellation)
+            fetching = asyncio.create_task(fetch_from(mirror, "m"))
+            assert await asyncio.to_thread(entered.wait, DEADLINE)
+            fetching.cancel()
+            asyncio.get_running_loop().call_soon(cancelled.set)
+            with pytest.raises(asyncio.CancelledError):
+                await fetching
+
+    asyncio.run(check())
+    used = [file.path for file in psutil.Process().open_files()]
+    assert not [path for path in used if path.startswith(str(tmp_path))]
 
 
 def cached(folder: Path) -> set[str]:

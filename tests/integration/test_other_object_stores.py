@@ -153,7 +153,7 @@ def test_models_are_fetched_once_and_what_has_changed_again(
             put("scale/1/factor", "3")
             client.load_model("scale")
             assert (ask(client, "scale"), fetched(host)) == (3, 4)
-        host.wait_for("failed to list '.*/odd': no file can be named '1//name'; rename this object")
+        host.wait_for("failed to list '.*/odd': no file can be named 'odd/1//name'; rename")
         host.stop()
         host = serve(*flags, env=variables).wait_started()
         with host.client() as client:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from host.errors import HostError, internal, unavailable
 from host.repository.object_store.stored_object import NEW, StoredObject
+from host.system.event_loop import run_in_thread
 
 _log = logging.getLogger("pbhost")
 
@@ -116,7 +117,7 @@ class ModelCache:
         (self.path / "lock").write_text(str(self.written() + needed))
 
     def pending(self) -> int:
-        """How many bytes a server will write that fetches the model. Blocks. Raises OSError."""
+        """The bytes that a server which fetches the model will write. Blocks. Raises OSError."""
         with suppress(FileNotFoundError):
             file = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -128,11 +129,15 @@ class ModelCache:
 
     def written(self) -> int:
         """The bytes of all objects, as far as they have been written. Blocks."""
-        # The size of a file of which only the last part was written is that of the whole file.
-        return sum(
-            min(status.st_size, status.st_blocks * _BLOCK_BYTES)
-            for _, status in _scan(self.objects)
-        )
+        total = 0
+        for entry, status in _scan(self.objects):
+            size = status.st_size
+            if entry.name.endswith(NEW):
+                # Of a file of which only the last part was written, it is that of the whole file.
+                # The blocks of complete files may be fewer: some file systems compress them.
+                size = min(size, status.st_blocks * _BLOCK_BYTES)
+            total += size
+        return total
 
     def find(self, snapshot: str, name: str, files: Mapping[str, StoredObject]) -> Lease | None:
         """The model directory of a snapshot, if it is complete. Blocks. Raises HostError."""
@@ -268,8 +273,8 @@ class RepositoryCache:
         UNAVAILABLE if there is not enough, without what models need that others fetch, or OSError.
         """
         async with _holding(self.root / "lock", stall_seconds):
-            await asyncio.to_thread(self._remove_for, needed, keep, kept)
-            await asyncio.to_thread(keep.reserve, needed)
+            await run_in_thread(lambda: self._remove_for(needed, keep, kept))
+            await run_in_thread(lambda: keep.reserve(needed))
 
     def _remove_for(self, needed: int, keep: ModelCache, kept: Collection[StoredObject]) -> None:
         others = sum(folder.pending() for folder in self._folders() if folder.path != keep.path)
@@ -277,7 +282,7 @@ class RepositoryCache:
         if lacking <= 0:
             return
         if lacking > self._used():
-            raise self._no_room(needed, others)  # nothing would be won by removing models
+            raise self._no_room(needed, others)  # removing models would not help
         for folder in self._folders():  # what servers have left that were killed
             self._remove("", folder, keep, kept)
         lacking = self._lacking(needed + others)
@@ -340,7 +345,8 @@ async def _holding(lock: Path, stall_seconds: float) -> AsyncIterator[None]:
     Another server may hold it for long, but touches it all the time.
     """
     try:
-        file = await asyncio.to_thread(os.open, lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        file = await run_in_thread(lambda: os.open(lock, flags, 0o600), os.close)
     except OSError as error:
         raise _unusable(lock.parent, error) from error
     began = time.time()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from host.repository.repository import (
     RepositoryScan,
     StoredModel,
 )
-from host.system.event_loop import run_all
+from host.system.event_loop import run_all, run_in_thread
 from host.system.files import PrivateDirectory
 from host.system.resources import format_bytes
 
@@ -412,18 +413,18 @@ class StoreMirror:
             del files[path]
         snapshot = _snapshot_name(files, folders, unread)
         folder = self._cache.model(self.text, name)
-        lease = await asyncio.to_thread(folder.find, snapshot, name, files)
+        find = partial(folder.find, snapshot, name, files)
+        assemble = partial(folder.assemble, snapshot, name, files, folders, unread)
+        lease = await run_in_thread(find, _discard)
         if lease is not None:
             self.counts.cached_objects += len(files)
             return lease
         try:
             async with folder.lock(self._stall_seconds):
-                lease = await asyncio.to_thread(folder.find, snapshot, name, files)
+                lease = await run_in_thread(find, _discard)
                 if lease is None:
                     await self._fetch_missing(name, folder, files)
-                    lease = await asyncio.to_thread(
-                        folder.assemble, snapshot, name, files, folders, unread
-                    )
+                    lease = await run_in_thread(assemble, _discard)
                 else:
                     self.counts.cached_objects += len(files)
                 return lease
@@ -440,7 +441,7 @@ class StoreMirror:
         self, name: str, folder: ModelCache, files: Mapping[str, StoredObject]
     ) -> None:
         wanted = {stored.identity: stored for stored in files.values()}
-        missing = await asyncio.to_thread(folder.find_missing, wanted)
+        missing = await run_in_thread(lambda: folder.find_missing(wanted))
         self.counts.cached_objects += len(wanted) - len(missing)
         if not missing:
             return
@@ -463,7 +464,7 @@ class StoreMirror:
             async for reply in self._process.send(url, seconds, stored=stored, path=str(fresh)):
                 transfer.done += reply.received
                 self.counts.fetched_bytes += reply.received
-            await asyncio.to_thread(fresh.rename, path)
+            await run_in_thread(lambda: fresh.rename(path))
             self.counts.fetched_objects += 1
 
         try:
@@ -637,7 +638,7 @@ def _by_model(
             empty.add(name)  # or the mark of a folder
         elif slash:
             by_name.setdefault(name, [])
-            if CACHES.isdisjoint(rest.split("/")):
+            if stored.size == UNLISTED or CACHES.isdisjoint(rest.split("/")):
                 by_name[name].append(stored)
     models = {
         name: _listed_model(mirror, name, objects)
@@ -679,7 +680,7 @@ def _find_error(
     for path, stored in files.items():
         if stored.size == UNLISTED:
             return unavailable(
-                f"failed to list '{root}': no file can be named '{path}'; rename this object"
+                f"failed to list '{root}': no file can be named '{stored.path}'; rename this object"
             )
         if path in folders:
             return invalid_argument(
@@ -689,6 +690,12 @@ def _find_error(
         if any(len(segment.encode()) > _MAX_NAME_BYTES for segment in segments):
             return invalid_argument(f"'{root}/{path}' has a longer name than a file can have")
     return None
+
+
+def _discard(lease: Lease | None) -> None:
+    """Ends a use that has lost its user."""
+    if lease is not None:
+        lease.close()
 
 
 def _is_config(path: str) -> bool:

@@ -19,8 +19,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from email.message import Message
+from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 from xml.etree import ElementTree
 
@@ -28,7 +29,7 @@ from host.errors import internal, unavailable
 from host.repository.object_store.credentials import Settings
 from host.repository.object_store.location import AZURE, GCS, S3, StoreLocation
 from host.repository.object_store.stored_object import NEW, UNLISTED, ObjectChanged, StoredObject
-from host.system.event_loop import run_all
+from host.system.event_loop import run_all, run_in_thread
 
 PART_BYTES = 32 << 20
 """Larger objects are read in parts of this size, several at a time."""
@@ -48,7 +49,6 @@ _S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _ENTRY = ("Key", "Size", "ETag", "LastModified")
 _ELEMENTS = re.compile(r"<(Code|Message)>([^<]*)</")
 _Result = TypeVar("_Result")
-_Parameters = ParamSpec("_Parameters")
 
 
 class Slots:
@@ -274,7 +274,7 @@ class ObjectStore:
             starts = range(0, stored.size, PART_BYTES)
             await run_all(self._fetch_part(stored, file, at, slots, on_bytes) for at in starts)
             if self._has_digest(stored):
-                await self._check_digest(stored, await _in_thread(_md5, file))
+                await self._check_digest(stored, await run_in_thread(lambda: _md5(file)))
             os.fchmod(file, 0o444)  # models of several servers may be links to it
         finally:
             os.close(file)
@@ -293,7 +293,7 @@ class ObjectStore:
         async def fetch_rest(progress: Callable[[], None]) -> None:
             nonlocal position
             async for chunk in self._stream(stored, position, end):
-                await _in_thread(write_all, file, chunk, position)
+                await run_in_thread(partial(write_all, file, chunk, position))
                 position += len(chunk)
                 on_bytes(len(chunk))
                 progress()
@@ -493,21 +493,6 @@ def _send(method: str, url: str, seconds: float) -> tuple[bytes, Message]:
     with urllib.request.urlopen(request, timeout=seconds) as response:
         headers: Message = response.headers
         return response.read(), headers
-
-
-async def _in_thread(
-    run: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
-) -> _Result:
-    """As `asyncio.to_thread`, but a cancellation waits for the end of the thread.
-
-    What it uses is closed afterwards, and another file may have the same number then.
-    """
-    running = asyncio.ensure_future(asyncio.to_thread(run, *args, **kwargs))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
 
 
 def _make_file(path: Path) -> tuple[int, Path]:

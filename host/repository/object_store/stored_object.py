@@ -11,7 +11,6 @@ from host.errors import ErrorCode, HostError
 NEW = ".new"
 """The end of the names of files and folders in the cache that are not complete yet."""
 
-
 UNLISTED = -1
 """The size of an object with a refused key, beside which others could not be listed."""
 

@@ -24,9 +24,14 @@ from host.repository.object_store.cache import ModelCache, RepositoryCache
 from host.repository.object_store.credentials import read_settings
 from host.repository.object_store.location import StoreLocation, is_store_url, parse_store_url
 from host.repository.object_store.messages import Request
-from host.repository.object_store.mirror import MirrorSettings, open_repository
+from host.repository.object_store.mirror import (
+    MirrorSettings,
+    StoreMirror,
+    _by_model,
+    open_repository,
+)
 from host.repository.object_store.store import ObjectStore, Slots, write_all
-from host.repository.object_store.stored_object import StoredObject
+from host.repository.object_store.stored_object import UNLISTED, StoredObject
 from tests.conftest import DEADLINE, wait_until
 
 
@@ -208,6 +213,16 @@ def test_a_process_that_cannot_be_started_is_an_error(
         repository.check_paths()
 
 
+@pytest.mark.parametrize("path", ["m//x", "m/1/__pycache__//x"])
+def test_a_model_that_cannot_be_listed_names_the_key(path: str, tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="needs pbhost[cloud]")
+    (mirror,) = open_repository(["gs://b"], False, MirrorSettings(tmp_path, 0, 1, 1.0)).mirrors
+    assert isinstance(mirror, StoreMirror)
+    models, _ = _by_model(mirror, [StoredObject(path, UNLISTED, "", "", 0.0)])
+    with pytest.raises(HostError, match=f"list 'gs://b/m': no file can be named '{path}'; rename"):
+        models["m"].fingerprint  # noqa: B018  # raises
+
+
 def test_credentials_that_the_library_refuses_are_an_error() -> None:
     pytest.importorskip("obstore", reason="needs pbhost[cloud]")
     store = ObjectStore(parse_store_url("gs://b/p"), {"application_credentials": "/missing"}, 1.0)
@@ -382,6 +397,15 @@ def test_objects_that_vanish_while_they_are_counted_do_not_matter(tmp_path: Path
     wanted = StoredObject("m/x", 5, "e", "", 0.0)
     assert folder.find_missing({wanted.identity: wanted}) == [wanted]
     asyncio.run(cache.make_room(5, folder, [wanted], stall_seconds=1.0))
+
+
+def test_complete_objects_count_in_full(tmp_path: Path) -> None:
+    cache = ModelCache(tmp_path / "cache" / "m")
+    cache.create()
+    for name in ("complete", "partial.new"):  # some file systems count blocks late
+        with (cache.objects / name).open("wb") as file:
+            file.truncate(1 << 20)
+    assert cache.written() == 1 << 20
 
 
 def test_a_cache_folder_of_another_user_is_refused(tmp_path: Path) -> None:
