@@ -369,10 +369,13 @@ def test_keys_that_no_file_can_have_are_left_out(
     as_usual = fetch(s3.url(prefix), tmp_path / "usual")
     s3.put_files(prefix, {quote(key): "evil" for key in odd})
     cache = tmp_path / "a" / "cache"
+    s3.requests.clear()
 
     async def check() -> None:
         async with opened(s3.url(prefix), cache) as mirror:
             await mirror.refresh()
+            refused = [one for one in s3.requests if "list-type" in one and "x-end=" not in one]
+            assert len(refused) == 1, "what the library refuses is not asked for again"
             assert names(mirror) == ["m"]
             assert read_files((await fetch_from(mirror, "m")).path) == as_usual
             await mirror.refresh("m")

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import os
+import shutil
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -397,6 +398,45 @@ def test_objects_that_vanish_while_they_are_counted_do_not_matter(tmp_path: Path
     wanted = StoredObject("m/x", 5, "e", "", 0.0)
     assert folder.find_missing({wanted.identity: wanted}) == [wanted]
     asyncio.run(cache.make_room(5, folder, [wanted], stall_seconds=1.0))
+
+
+def test_a_cancelled_fetch_is_locked_until_it_removes_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = RepositoryCache(tmp_path / "cache", 0)
+    model = cache.model("s3://b", "m")
+    model.create()
+    as_usual = shutil.disk_usage
+    entered, released = threading.Event(), threading.Event()
+
+    def wait_for_release(path: Path) -> Any:
+        entered.set()
+        assert released.wait(DEADLINE)
+        return as_usual(path)
+
+    def is_locked() -> bool:
+        with (cache.root / "lock").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    monkeypatch.setattr(shutil, "disk_usage", wait_for_release)
+
+    async def check() -> None:
+        making = asyncio.create_task(cache.make_room(1, model, [], 1.0))
+        assert await asyncio.to_thread(entered.wait, DEADLINE)
+        making.cancel()
+        for _ in range(10):  # turns of the event loop
+            await asyncio.sleep(0)
+        locked = is_locked()
+        released.set()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        assert locked and not is_locked()
+
+    asyncio.run(check())
 
 
 def test_complete_objects_count_in_full(tmp_path: Path) -> None:
