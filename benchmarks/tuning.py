@@ -19,7 +19,7 @@ from pathlib import Path
 
 from host.load_generator.job import Protocol
 from host.load_generator.measurement import Load
-from host.load_generator.requests import Inputs, encode_chain, make_inferences, make_target
+from host.load_generator.requests import Inputs, encode_chains, make_inferences, make_target
 from host.load_generator.workers import Workers
 from host.tuning.private_server import PrivateServer
 from host.tuning.settings import Settings
@@ -125,9 +125,9 @@ def compare(model: Path) -> None:
         found = Settings.of(config)
         inferences = make_inferences({"max_batch_size": 0, **config}, model.name, "", Inputs())
         target = make_target(server.url, Protocol.GRPC, {})
-        chain = encode_chain(inferences, server.url, Protocol.GRPC, {})
+        chains = encode_chains([inferences], server.url, Protocol.GRPC, {})
         trials = Trials(
-            server, workers, Load(target, [chain]), config, Goal(), _ignore, lambda: True
+            server, workers, Load(target, chains), config, Goal(), _ignore, lambda: True
         )
         grid = [
             Settings(instances, max(batch, found.max_batch_size and 1), batch > 1)

@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -32,9 +32,9 @@ from host.load_generator.measurement import (
 from host.load_generator.requests import (
     Inputs,
     Prompts,
-    encode_chain,
+    encode_chains,
     make_inferences,
-    make_sequences,
+    make_sequence,
     make_target,
     sequence_step,
 )
@@ -381,15 +381,15 @@ class _Bench:
                 else "--sequence-length has no effect with --parameter=sequence_id"
             )
         self._try(inferences[0], protocol)
-        load = Load(target, [self._encode(inferences, protocol)])
+        load = Load(target, self._encode([inferences], protocol))
         return lambda level: load, protocol
 
     def _target(self, protocol: Protocol) -> Target:
         certificates = self._options.ca_file, self._options.certificate_file, self._options.key_file
         return make_target(self._url, protocol, self._headers, certificates)
 
-    def _encode(self, inferences: Sequence[Any], protocol: Protocol) -> list[bytes]:
-        return encode_chain(inferences, self._url, protocol, self._headers)
+    def _encode(self, chains: Iterable[Iterable[Any]], protocol: Protocol) -> list[list[bytes]]:
+        return encode_chains(chains, self._url, protocol, self._headers)
 
     def _make_sequence_load(
         self, target: Target, inferences: Sequence[Any], protocol: Protocol
@@ -403,11 +403,12 @@ class _Bench:
         self._try(sequence_step(inferences[0], self._first_id, True, True), protocol)
 
         def make_load(level: Level) -> Load:
-            sequences = make_sequences(inferences, length, level.concurrency, self._first_id)
             ids = range(self._first_id, self._first_id + level.concurrency)
-            ends = [sequence_step(inferences[0], number, False, True) for number in ids]
-            chains = [self._encode(chain, protocol) for chain in sequences]
-            return Load(target, chains, self._encode(ends, protocol))
+            # Each request is made when it is encoded: it has copies of the tensors.
+            sequences = (make_sequence(inferences, length, number) for number in ids)
+            ends = (sequence_step(inferences[0], number, False, True) for number in ids)
+            *chains, ends_encoded = self._encode([*sequences, ends], protocol)
+            return Load(target, chains, ends_encoded)
 
         return make_load
 

@@ -197,7 +197,7 @@ class _CsvReport(Report):
         sys.stdout.flush()
 
     def finish(self) -> None:
-        """Has printed everything."""
+        """Does nothing: each line is printed at once."""
 
 
 class _JsonReport(Report):

@@ -11,7 +11,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.client import HTTPResponse
 from typing import TypeVar
 
@@ -61,14 +60,6 @@ def read_headers(texts: Sequence[str]) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (text.partition(":") for text in texts)}
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """The answer of a server. Names of `headers` are in lower case."""
-
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class ServerClient:
     """Asks a running server. `headers`: NAME:VALUE texts, sent with each request.
 
@@ -90,17 +81,17 @@ class ServerClient:
 
     def get(self, path: str) -> bytes:
         """Returns the body. Raises HostError with the server's error, or if it does not answer."""
-        return self._send(urllib.request.Request(self._url + path, headers=self._headers)).body
+        return self._send(urllib.request.Request(self._url + path, headers=self._headers))
 
     def read(self, path: str, answer: type[_Answer], body: bytes | None = None) -> _Answer:
         """Returns the JSON of the answer as this type; a `body` is posted. Raises HostError."""
-        answered = self.get(path) if body is None else self.post(path, body, {}).body
+        answered = self.get(path) if body is None else self.post(path, body, {})
         try:
             return msgspec.json.decode(answered, type=answer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self.unexpected_answer() from error
 
-    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """Sends a body with more headers. Raises HostError, as `get`."""
         every = {**self._headers, **headers}
         return self._send(urllib.request.Request(self._url + path, body, every, method="POST"))
@@ -118,11 +109,10 @@ class ServerClient:
             f"unexpected answer from {self._url}; is it the address of the HTTP port?"
         )
 
-    def _send(self, request: urllib.request.Request) -> HttpAnswer:
+    def _send(self, request: urllib.request.Request) -> bytes:
         with self._open(request) as response:
-            headers = {name.lower(): value for name, value in response.headers.items()}
             try:
-                return HttpAnswer(headers, response.read())
+                return response.read()
             except (OSError, http.client.HTTPException) as error:
                 raise self._no_answer(error) from error
 

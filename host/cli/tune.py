@@ -20,7 +20,7 @@ from host.cli.model_arguments import is_model, reject_repository, serve_flag
 from host.errors import HostError, invalid_argument
 from host.load_generator.job import Protocol
 from host.load_generator.measurement import Load
-from host.load_generator.requests import Inputs, encode_chain, make_inferences, make_target
+from host.load_generator.requests import Inputs, encode_chains, make_inferences, make_target
 from host.load_generator.workers import Workers
 from host.logs.formats import escape_control_characters
 from host.options.flags import SWITCH, FlagGroup, InvalidValue, integer
@@ -216,8 +216,8 @@ def _make_load(server: PrivateServer, model: str, options: TuneOptions) -> Load:
         error = response.error()
         if error is not None:
             raise invalid_argument(error.message())
-    chain = encode_chain(inferences, server.url, protocol, {})
-    return Load(make_target(server.url, protocol, {}), [chain])
+    chains = encode_chains([inferences], server.url, protocol, {})
+    return Load(make_target(server.url, protocol, {}), chains)
 
 
 def _describe(settings: Settings) -> str:

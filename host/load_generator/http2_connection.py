@@ -46,7 +46,7 @@ class Receiver(Protocol):
     """Receives the responses to a request."""
 
     def on_message(self, message: bytes) -> None:
-        """A message or an event of several has arrived; calls of one message do not tell this."""
+        """Called for each of several messages or events; not for the message of a unary call."""
 
     def on_end(self, status: str, message: str) -> None:
         """The response is complete; `status` is "" for success."""

@@ -73,7 +73,7 @@ class Cut(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Ends the load: responses arrive and sequences are ended, but only for a short time."""
+    """Ends the load. Responses in flight and open sequences get a short time to finish."""
 
 
 class Slice(msgspec.Struct, frozen=True, tag=True):

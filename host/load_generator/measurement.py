@@ -6,11 +6,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from host.errors import HostError
 from host.load_generator.job import Job, Target
 from host.load_generator.workers import Sample, Workers
 
@@ -259,15 +261,16 @@ class Measuring:
                 workers.start(divide(load, level, replace(plan, requests=0), processes))
                 self._wait(Progress(level, "warm-up"), plan.warmup)
                 workers.stop()  # so that the server counts no request of it below
+                if self._is_interrupted():
+                    return Measurement(level, Sample(), False, processes, interrupted=True)
             counts = self._read_counts()
             workers.start(divide(load, level, plan, processes))
             sample = self._wait(Progress(level, f"{plan.requests} requests"), math.inf)
-            workers.stop()
+            server = self._since(counts)
+            self._end_load()
             if sample.ended:  # without the time of connecting, and until the last look
                 sample.seconds = sample.finished - sample.began
-            return Measurement(
-                level, sample, True, processes, self._since(counts), self._is_interrupted()
-            )
+            return Measurement(level, sample, True, processes, server, self._is_interrupted())
         workers.start(divide(load, level, plan, processes))
         self._wait(Progress(level, "warm-up"), plan.warmup)
         windows: list[Sample] = []
@@ -282,11 +285,16 @@ class Measuring:
             if not plan.processes and max(windows[-1].cpu) >= _BUSY and len(windows) == 1:
                 if processes < min(_cpu_count(), _most_processes(level, plan)):
                     break  # this is measured again, with more processes
-        workers.stop()
+        self._end_load()
         first, last = edges[max(0, len(windows) - _ALIKE)], edges[-1]
         server = None if first is None or last is None else last.since(first)
         sample = summarize(windows)
         return Measurement(level, sample, stable, processes, server, self._is_interrupted())
+
+    def _end_load(self) -> None:
+        """Ends a load that was measured, which a worker that fails now does not change."""
+        with suppress(HostError):  # the next load starts other processes
+            self._workers.stop()
 
     def _since(self, before: ServerCounts | None) -> ServerCounts | None:
         now = self._read_counts()

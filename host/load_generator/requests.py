@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -286,17 +286,11 @@ def _check_size(size: int) -> None:
         )
 
 
-def make_sequences(
-    messages: Sequence[Any], length: int, senders: int, first_id: int
-) -> list[list[Any]]:
-    """Returns a sequence for each sender, with an id of its own, which it sends again and again."""
-    return [
-        [
-            sequence_step(messages[index % len(messages)], number, index == 0, index == length - 1)
-            for index in range(length)
-        ]
-        for number in range(first_id, first_id + senders)
-    ]
+def make_sequence(messages: Sequence[Any], length: int, number: int) -> Iterator[Any]:
+    """Yields the requests of a sequence with this id."""
+    for index in range(length):
+        message = messages[index % len(messages)]
+        yield sequence_step(message, number, index == 0, index == length - 1)
 
 
 def sequence_step(message: Any, number: int, start: bool, end: bool) -> Any:
@@ -334,24 +328,34 @@ def make_target(
     return Target(host, port, tls, protocol, encoded, certificates)
 
 
-def encode_chain(
-    messages: Sequence[Any], url: str, protocol: Protocol, headers: Mapping[str, str]
-) -> list[bytes]:
-    """Returns requests as they are sent. Raises HostError if they are too large."""
-    chain, size = [], 0
+def encode_chains(
+    chains: Iterable[Iterable[Any]], url: str, protocol: Protocol, headers: Mapping[str, str]
+) -> list[list[bytes]]:
+    """Returns chains of requests as they are sent. Raises HostError if all are too large."""
+    encoded: list[list[bytes]] = []
+    size = 0
+    for messages in chains:
+        chain = []
+        for request in _encode(messages, url, protocol, headers):
+            size += len(request)
+            _check_size(size)
+            chain.append(request)
+        encoded.append(chain)
+    return encoded
+
+
+def _encode(
+    messages: Iterable[Any], url: str, protocol: Protocol, headers: Mapping[str, str]
+) -> Iterator[bytes]:
     for message in messages:
         if protocol is Protocol.HTTP:
             request = to_http("ModelInfer", message)
             named = replace_headers(request.headers, headers)
-            encoded = encode_post(url, request.path, b"".join(request.body), named)
+            yield encode_post(url, request.path, b"".join(request.body), named)
         else:
             if protocol is Protocol.GRPC_STREAM:
                 message.parameters[EMPTY_FINAL].bool_param = True
-            encoded = frame_message(message.SerializeToString())
-        size += len(encoded)
-        _check_size(size)
-        chain.append(encoded)
-    return chain
+            yield frame_message(message.SerializeToString())
 
 
 def encode_post(url: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:

@@ -18,7 +18,7 @@ from host.errors import ErrorCode, HostError
 from tests.conftest import DEADLINE
 
 _RESULT_BODY = b'{"model_name": "m", "outputs": []}'
-_RESULT = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_RESULT_BODY), _RESULT_BODY)
+RESULT = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_RESULT_BODY), _RESULT_BODY)
 
 Serve = Callable[[socket.socket], None]
 
@@ -131,7 +131,7 @@ def test_a_header_of_the_user_replaces_that_of_the_client() -> None:
     def serve(connection: socket.socket) -> None:
         while request := read_request(connection):
             requests.append(request)
-            connection.sendall(_RESULT)
+            connection.sendall(RESULT)
 
     headers = ["Host: model.example", "CONTENT-TYPE: application/x-tensors"]
     with serving(serve) as url, ModelClient(url, headers, DEADLINE, TlsOptions()) as client:
@@ -170,7 +170,7 @@ def closing_kept_connections(requests: list[bytes], begin: bytes = b"") -> Itera
             if first and len(requests) == 2:
                 connection.sendall(begin)
                 return
-            connection.sendall(_RESULT)
+            connection.sendall(RESULT)
 
     with serving(serve) as url, ModelClient(url, [], DEADLINE, TlsOptions()) as client:
         yield client

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import socket
 from array import array
 from itertools import islice
 
@@ -15,6 +18,7 @@ from host.load_generator.measurement import (
     Level,
     Load,
     Measurement,
+    Measuring,
     Plan,
     ServerCounts,
     are_alike,
@@ -23,8 +27,10 @@ from host.load_generator.measurement import (
     quantile,
     summarize,
 )
+from host.load_generator.requests import encode_post
 from host.load_generator.schedule import arrival_times
-from host.load_generator.workers import Sample
+from host.load_generator.workers import Sample, Workers
+from tests.unit.host.client.test_http_transport import RESULT, read_request, serving
 
 POSITIVE = st.floats(0.001, 1e6)
 
@@ -163,3 +169,41 @@ def test_statistics_of_all_versions_are_added_up() -> None:
     assert counts.mean("queue") == pytest.approx(0.002)
     assert counts.executing == 24
     assert counts.since(counts) == ServerCounts()  # also the time of reading
+
+
+def answer_requests(connection: socket.socket) -> None:
+    while read_request(connection):
+        connection.sendall(RESULT)
+
+
+def load_of(url: str) -> Load:
+    target = Target("127.0.0.1", int(url.rpartition(":")[2]), False, Protocol.HTTP)
+    return Load(target, [[encode_post(url, "/", b"{}", {})]])
+
+
+def test_what_was_measured_is_kept_if_a_worker_dies_afterwards() -> None:
+    reads = []
+
+    def read_counts() -> None:
+        reads.append(1)
+        if len(reads) == 2:  # before and after the only window
+            os.kill(workers._processes[0].pid, signal.SIGKILL)
+
+    plan = Plan(window=0.05, windows=1, warmup=0, processes=1)
+    with serving(answer_requests) as url, Workers() as workers:
+        measuring = Measuring(workers, plan, read_counts=read_counts)
+        assert measuring.measure(load_of(url), Level(1)).sample.latencies
+        assert measuring.measure(load_of(url), Level(1)).sample.latencies  # by another process
+
+
+def test_an_interrupt_in_the_warm_up_starts_no_load() -> None:
+    reads: list[None] = []
+    plan = Plan(requests=5, processes=1)
+    with serving(answer_requests) as url, Workers() as workers:
+        measuring = Measuring(
+            workers, plan, read_counts=lambda: reads.append(None), is_interrupted=lambda: True
+        )
+        found = measuring.measure(load_of(url), Level(1))
+    assert found.interrupted
+    assert not found.sample.seconds
+    assert not reads

@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 
 from host.client.messages import new_request
+from host.errors import HostError
 from host.load_generator.job import Protocol
-from host.load_generator.requests import Inputs, Prompts, encode_chain, make_inferences
+from host.load_generator.requests import (
+    Inputs,
+    Prompts,
+    encode_chains,
+    make_inferences,
+    make_sequence,
+)
 from pb_utils._text_form import InvalidInput
 
 CONFIG = {
@@ -90,10 +97,24 @@ def test_a_header_of_the_user_replaces_that_of_the_load(api: str) -> None:
     headers = {"host": "model.example", "Content-type": "application/x-tensors"}
     url = "http://127.0.0.1:8000"
     if api == "infer":
-        (request,) = encode_chain([new_request("m", "")], url, Protocol.HTTP, headers)
+        ((request,),) = encode_chains([[new_request("m", "")]], url, Protocol.HTTP, headers)
     else:
         (request,) = Prompts(api, "m", ["hello"]).encode(url, headers)
     fields = request.partition(b"\r\n\r\n")[0].lower().split(b"\r\n")
     assert [one for one in fields if one.startswith(b"host:")] == [b"host: model.example"]
     kinds = [one for one in fields if one.startswith(b"content-type:")]
     assert kinds == [b"content-type: application/x-tensors"]
+
+
+def test_the_limit_of_bytes_is_that_of_all_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("host.load_generator.requests.MOST_BYTES", 50_000)
+    message = new_request("m", "")
+    message.raw_input_contents.append(bytes(10_000))
+    for count, fits in ((2, True), (3, False)):
+        sequences = (make_sequence([message], 2, number) for number in range(1, count + 1))
+        if fits:
+            chains = encode_chains(sequences, "grpc://127.0.0.1:1", Protocol.GRPC, {})
+            assert [len(chain) for chain in chains] == [2] * count
+            continue
+        with pytest.raises(HostError, match="the requests have more than"):
+            encode_chains(sequences, "grpc://127.0.0.1:1", Protocol.GRPC, {})
