@@ -57,7 +57,7 @@ class Link:
         self._bls = FrameSender(
             map_ring(self.rings_fd, BLS_RING), event_writer(self.bls_event, on_error)
         )
-        self.bls_inline_limit = self._bls.inline_limit  # the same for BLS responses
+        self.bls_inline_limit = self._bls.inline_limit  # bytes of tensors in the next BLS responses
         self._inbox = FrameReceiver(
             map_ring(self.rings_fd, HOST_RING),
             self.host_event,
