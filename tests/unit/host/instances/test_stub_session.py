@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from host.errors import ErrorCode
 from host.inference.call import Batch, Call
@@ -157,6 +159,58 @@ def test_instance_is_free_before_a_single_response_and_the_batch_is_counted_afte
         assert t.events == ["done", "released", "response", "counted"]
 
     tracked(test)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["usual", "error", "parameters", "first", "second", "deferred", "released"])
+        | st.just("usual"),
+        min_size=2,
+        max_size=6,
+    )
+)
+@settings(max_examples=40)
+def test_frames_that_arrive_together_do_what_they_do_one_by_one(kinds: list[str]) -> None:
+    """Each frame is for a batch of two requests of its own."""
+    found: list[object] = []
+
+    def run(together: bool) -> Callable[[Tracked], None]:
+        def test(t: Tracked) -> None:
+            for index in range(len(kinds)):
+                t.batch(f"{index}a", f"{index}b")
+            frames = [frame_of(number, kind) for number, kind in enumerate(kinds, 1)]
+            for some in [frames] if together else [[frame] for frame in frames]:
+                t.session.handle_frames(some)
+            answers = {
+                name: [r and (r.outputs, r.error, r.parameters) for r in received]
+                for name, received in t.responses.items()
+            }
+            found.append((repr(answers), sorted(t.events), t.logged, t.session.idle, t.faults))
+
+        return test
+
+    tracked(run(together=True))
+    tracked(run(together=False))
+    assert found[0] == found[1]
+
+
+def frame_of(number: int, kind: str) -> bytes:
+    """The results of a batch of two requests, all of them or some."""
+    first, second = (m.Response(number, index, output(b"x%d" % index)) for index in (0, 1))
+    messages: dict[str, list[m.ToHost]] = {
+        "usual": [first, second, done(number)],
+        "error": [
+            first,
+            m.Response(number, 1, WireResponse([], {}, WireError(3, "no"))),
+            done(number),
+        ],
+        "parameters": [first, m.Response(number, 1, WireResponse([], {"p": 1})), done(number)],
+        "first": [first],
+        "second": [second, done(number)],
+        "deferred": [first, done(number, deferred=(1,))],
+        "released": [m.InstanceReleased(number), first, second, done(number)],
+    }
+    return m.encode(messages[kind])
 
 
 def test_a_callback_that_fails_loses_no_other_response() -> None:
