@@ -444,6 +444,17 @@ def test_thousands_of_objects_are_listed_in_pages(
     assert s3.objects_read() == []
 
 
+@pytest.mark.parametrize("odd", [False, True])
+def test_a_bucket_at_the_server_of_a_variable_is_read(
+    s3: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: bool
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    s3.put_files(prefix, {**FILES, **({quote("m//odd"): ""} if odd else {})})
+    found = fetch(f"s3://{s3.bucket}/{prefix}", tmp_path)
+    assert found["1/weights"] == FILES["m/1/weights"]
+
+
 @pytest.mark.parametrize("spoilt", ["cut", "no XML", "no size"])
 def test_a_listing_with_odd_keys_that_is_cut_is_read_again(
     s3: S3Server, prefix: str, tmp_path: Path, spoilt: str
