@@ -23,7 +23,7 @@ from host.client.messages import (
 )
 from host.client.signature import to_tensor
 from host.config.json_form import to_dict
-from host.errors import ErrorCode, HostError, internal, unsupported
+from host.errors import ErrorCode, HostError, internal, invalid_argument, unsupported
 from host.options.flags import FlagGroup
 from pb_utils import InferenceResponse, Tensor, TritonError
 
@@ -53,6 +53,10 @@ class ModelClient:
 
     def __init__(self, url: str, headers: Sequence[str], timeout: float, tls: TlsOptions) -> None:
         """Raises HostError for an address, a header or files that cannot be used."""
+        if bool(tls.certificate_file) != bool(tls.key_file):
+            raise invalid_argument(
+                "a client certificate needs both --certificate-file and --key-file"
+            )
         self._url = url.rstrip("/")
         self._settings = read_settings(
             with_port(self._url), "", read_headers(headers),

@@ -136,8 +136,10 @@ def read_settings(
         sent["authorization"] = f"Bearer {api_key}"
     metadata = to_metadata(sent, scheme in ("http", "https"))
     settings = ChannelSettings(f"{scheme}://{host}:{port}", f"{host}:{port}", metadata)
+    tls = None
+    if encrypted and (settings.over_http or ca_file or certificate_file):
+        tls = _read_tls(ca_file, certificate_file, key_file)  # gRPC does not check the files
     if settings.over_http:
-        tls = _read_tls(ca_file, certificate_file, key_file) if encrypted else None
         encoding = "" if compression == "none" else compression
         return replace(settings, tls=tls, http_encoding=encoding)
     credentials = None

@@ -671,12 +671,19 @@ def test_wrong_options_are_refused_at_once(tmp_path: Path) -> None:
         given: Any = options
         assert text in error_of(lambda: pbhost.Client("localhost:1", **given))[1]  # noqa: B023
     missing = str(tmp_path / "missing.pem")
+    other = tmp_path / "other.pem"
+    other.write_text("no certificate")
+    unfit = f"cannot use the certificates of {other}"
     for files, text in (
+        ({"ca_file": str(other)}, unfit),
+        ({"certificate_file": str(other), "key_file": str(other)}, unfit),
         ({"ca_file": missing}, f"cannot read '{missing}'"),
         ({"key_file": missing}, "needs both certificate_file and key_file"),
     ):
         given = files
-        assert text in error_of(lambda: pbhost.Client("grpcs://localhost:1", **given))[1]  # noqa: B023
+        for scheme in ("grpcs", "https"):
+            url = f"{scheme}://localhost:1"
+            assert text in error_of(lambda: pbhost.Client(url, **given))[1]  # noqa: B023
 
 
 def test_no_server_is_one_line(host: RunningHost) -> None:

@@ -273,7 +273,7 @@ def test_a_server_with_mutual_tls_is_asked(
     for arguments, text in (
         (("http://localhost:1", f"--ca-file={root}"), "certificates need TLS: use https://"),
         (("https://localhost:1", f"--ca-file={tmp_path}/no"), f"cannot read '{tmp_path}/no'"),
-        (("https://localhost:1", ours[0]), "needs both certificate_file and key_file"),
+        (("https://localhost:1", ours[0]), "needs both --certificate-file and --key-file"),
     ):
         url, flag = arguments
         wrong = infer(url, "mixed", flag)
