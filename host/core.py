@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from host.cache.responses import CacheHit
-from host.config.model_config import ModelConfig
+from host.config.schema import ModelConfig
 from host.crashes.quarantine import Quarantine, QuarantinedRequest
 from host.crashes.records import CrashRecords
 from host.errors import HostError, invalid_argument, not_found, unavailable, unsupported

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from host.config.model_config import ModelConfig
+from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError, internal, unavailable, unexpected_failure
 from host.inference.call import Call, CallHolder
 from host.inference.metadata import IndexEntry, ModelStatistics

@@ -15,11 +15,11 @@ from typing import NoReturn
 from host.bls import BlsTargets
 from host.cli.arguments import parse_texts
 from host.cli.model_arguments import find_model, reject_repository, serve_flag
-from host.config import model_config as configuration
+from host.config.auto_complete import complete_config
 from host.config.json_form import from_json, to_dict, to_json
-from host.config.model_config import LoadedConfig, ModelConfig
+from host.config.model_config import LoadedConfig, load_config
 from host.config.pbtxt import decode_pbtxt, parse_pbtxt, to_pbtxt
-from host.config.schema import is_ensemble
+from host.config.schema import ModelConfig, is_ensemble
 from host.crashes.records import CrashRecords
 from host.environments.model_environments import Environments
 from host.errors import HostError, internal, unsupported
@@ -126,7 +126,7 @@ async def _complete_config(directory: Path, options: ConfigOptions) -> ModelConf
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     capability = _DEFAULTS.min_supported_compute_capability
-    loaded = configuration.load_config(
+    loaded = load_config(
         directory,
         strict=False,
         config_name=options.model_config_name or None,
@@ -136,11 +136,11 @@ async def _complete_config(directory: Path, options: ConfigOptions) -> ModelConf
     if options.no_auto_complete:
         return loaded.config
     if is_ensemble(loaded.config):
-        return configuration.complete_config(loaded)
+        return complete_config(loaded)
     version = select_versions(loaded.config, list_versions(directory))[-1]
     backends = Backends(Path(options.backend_directory))
     source, loaded = backends.find_backend(directory, version, loaded)
-    return configuration.complete_config(loaded, await _auto_complete(source, loaded, directory))
+    return complete_config(loaded, await _auto_complete(source, loaded, directory))
 
 
 async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: Path) -> str | None:

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 import stub.wire
 from host.cli.arguments import check_inputs, parse_texts, split_inputs
 from host.cli.model_arguments import find_model, is_model, reject_repository, serve_flag
-from host.config.model_config import LoadedConfig, ModelConfig
+from host.config.model_config import LoadedConfig
+from host.config.schema import ModelConfig
 from host.environments.model_environments import Environments, needs_environment
 from host.errors import HostError, invalid_argument, unsupported
 from host.instances.gpus import find_gpus

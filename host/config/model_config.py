@@ -1,4 +1,7 @@
-"""Loads the configuration of a model directory: reads, completes and checks it."""
+"""Loads the configuration of a model directory: reads it, fills in defaults, and checks it.
+
+What the model itself completes is merged by `host.config.auto_complete`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,10 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from host.config.defaults import (
-    InstanceSpec,
     check_instance_groups,
-    instance_specs,
-    merge_completed,
     normalise_config,
     normalise_instance_groups,
     resolve_backend,
@@ -22,7 +20,6 @@ from host.config.defaults import (
 )
 from host.config.findings import ConfigSource, Finding, Findings, first_error, raise_first
 from host.config.json_form import from_json
-from host.config.parameters import input_memory_message, max_concurrent_batches
 from host.config.pbtxt import decode_pbtxt, fill_template, parse_pbtxt_with_source
 from host.config.schema import ModelConfig, new_config
 from host.config.validate import check_config, check_supported, check_tensors
@@ -65,23 +62,6 @@ def checked_load_name(name: str) -> str:
             f"invalid model name '{trimmed}', model name must not contain path traversal characters"
         )
     return trimmed
-
-
-__all__ = [
-    "AdaptConfig",
-    "InstanceSpec",
-    "LoadedConfig",
-    "ModelConfig",
-    "config_file",
-    "iterate_findings",
-    "complete_config",
-    "input_memory_message",
-    "instance_specs",
-    "load_config",
-    "read_unchecked_config",
-    "max_concurrent_batches",
-    "read_config_text",
-]
 
 
 _log = logging.getLogger("pbhost")
@@ -194,31 +174,6 @@ def _check_servable(config: ModelConfig, gpus: Sequence[int], least_capability: 
     yield from check_supported(config)
     yield from check_names_for_stub(config)
     yield from check_instance_groups(config, gpus, least_capability)
-
-
-def complete_config(
-    loaded: LoadedConfig, completed: str | Mapping[str, Any] | ModelConfig | None = None
-) -> ModelConfig:
-    """Merges the result of `auto_complete_config`, if any, and checks the configuration again.
-
-    Raises HostError.
-    """
-    loaded.check_instances()
-    config = new_config()
-    config.CopyFrom(loaded.config)
-    source = loaded.source
-    if completed is not None:
-        config = merge_completed(loaded.config, completed)
-        if source is not None:
-            source = source.without_fields(_changed_fields(loaded.config, config))
-    raise_first(chain(check_config(config), check_tensors(config), check_supported(config)), source)
-    return config
-
-
-def _changed_fields(before: ModelConfig, after: ModelConfig) -> list[str]:
-    """The top-level fields whose values differ."""
-    names = [field.name for field in before.DESCRIPTOR.fields]
-    return [name for name in names if getattr(before, name) != getattr(after, name)]
 
 
 def config_file(model_dir: Path, config_name: str | None = None) -> Path:

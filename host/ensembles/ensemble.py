@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from host.cache.responses import ResponseCache, ResponseStore
-from host.config import model_config as configuration
-from host.config.model_config import LoadedConfig, ModelConfig
+from host.config.auto_complete import complete_config
+from host.config.model_config import LoadedConfig
 from host.config.parameters import preserves_ordering
+from host.config.schema import ModelConfig
 from host.ensembles.execution import EnsembleExecution
 from host.ensembles.plan import (
     EnsemblePlan,
@@ -251,7 +252,7 @@ class EnsembleLoader:
         self, directory: Path, version: int, loaded: LoadedConfig
     ) -> LoadedModel:
         """Loads a version, whose step models are loaded. Raises HostError."""
-        config = configuration.complete_config(loaded)
+        config = complete_config(loaded)
         labels = await asyncio.to_thread(read_labels, directory, config)
         place_tensor = self._arenas.place_tensor
         ensemble = Ensemble(config, version, self._registry, place_tensor, self._metrics, labels)

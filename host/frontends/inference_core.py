@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from host.cache.responses import CacheHit
-from host.config.model_config import ModelConfig
+from host.config.schema import ModelConfig
 from host.errors import unavailable
 from host.inference.call import Call
 from host.inference.request import InferRequest, RequestTracer, SharedMemoryBytes

@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from host.config.model_config import ModelConfig
-from host.config.schema import is_ensemble
+from host.config.schema import ModelConfig, is_ensemble
 from host.ensembles.compatibility import check_step_models
 from host.errors import HostError, invalid_argument
 from host.model_control.lifecycle import ModelLifecycle

@@ -13,14 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from host.config.findings import raise_first
-from host.config.model_config import (
-    LoadedConfig,
-    ModelConfig,
-    config_file,
-    load_config,
-    read_unchecked_config,
-)
+from host.config.model_config import LoadedConfig, config_file, load_config, read_unchecked_config
 from host.config.parameters import check_load_parameters, loads_on_demand
+from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError
 from host.models.loaders import LoadSettings, RepositoryReadError, VersionLoadError, clear_updatable
 from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState

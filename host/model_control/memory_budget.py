@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from host.config import model_config as configuration
-from host.config.model_config import ModelConfig
+from host.config.defaults import instance_specs
 from host.config.parameters import is_pinned, stated_gpu_memory, stated_memory
+from host.config.schema import ModelConfig
 from host.environments.program import ProgramError
 from host.errors import HostError, unavailable
 from host.instances.gpus import GpuMemory
@@ -310,9 +310,7 @@ class MemoryBudget:
         if need is not None and known_files != files:
             need = None
         stated = {HOST: stated_memory(config) * versions}
-        gpus = {
-            spec.device_id for spec in configuration.instance_specs(config) if spec.kind == "GPU"
-        }
+        gpus = {spec.device_id for spec in instance_specs(config) if spec.kind == "GPU"}
         stated |= {gpu_name(gpu): stated_gpu_memory(config) * versions for gpu in gpus}
         stated = {device: size for device, size in stated.items() if size}
         return {**(need or {}), **stated} if need is not None or stated else None

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from host.config.model_config import ModelConfig
 from host.config.parameters import loads_on_demand
+from host.config.schema import ModelConfig
 from host.errors import HostError, not_found, unavailable
 from host.inference.request import InferRequest
 from host.logs.formats import model_fields

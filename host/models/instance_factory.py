@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from host.config import model_config as configuration
+from host.config.defaults import InstanceSpec, instance_specs
 from host.config.json_form import to_json
-from host.config.model_config import InstanceSpec, ModelConfig
-from host.config.parameters import max_initializing_instances
-from host.config.schema import ConfigPart
+from host.config.parameters import max_concurrent_batches, max_initializing_instances
+from host.config.schema import ConfigPart, ModelConfig
 from host.errors import HostError
 from host.instances.flow_control import FlowControlSettings
 from host.instances.instance import Instance
@@ -160,7 +159,7 @@ class InstanceFactory:
         copy_updatable(wanted, config)
         surplus = dict(self._plans)
         missing: list[InstanceSpec] = []
-        for spec in configuration.instance_specs(config):
+        for spec in instance_specs(config):
             fingerprint = _instance_fingerprint(config.instance_group[spec.group], spec)
             same = [
                 supervisor
@@ -312,7 +311,7 @@ class InitializeArguments:
     ) -> None:
         self.outputs = [output.name for output in config.output]
         self.decoupled = bool(config.model_transaction_policy.decoupled)
-        self.overlap = configuration.max_concurrent_batches(config)
+        self.overlap = max_concurrent_batches(config)
         self.flow = flow
         self._common = preload_arguments(config, directory, version)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
@@ -17,11 +16,12 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from host.cache.responses import ResponseCache, ResponseStore
-from host.config import model_config as configuration
+from host.config.auto_complete import complete_config
+from host.config.defaults import InstanceSpec, instance_specs
 from host.config.json_form import to_json
-from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig, load_config
-from host.config.parameters import wants_preload
-from host.config.schema import is_ensemble
+from host.config.model_config import LoadedConfig, load_config
+from host.config.parameters import input_memory_message, wants_preload
+from host.config.schema import ModelConfig, is_ensemble
 from host.environments.environment import Environment
 from host.environments.model_environments import Environments
 from host.errors import invalid_argument
@@ -175,7 +175,7 @@ class Loader:
     ) -> PythonModel:
         """The model of a complete configuration, without instances. Raises HostError."""
         labels = await asyncio.to_thread(read_labels, directory, config)
-        if message := configuration.input_memory_message(config):
+        if message := input_memory_message(config):
             _log.info("%s", message, extra=model_fields(config.name, version))
         states = await asyncio.to_thread(read_states, config, directory)
         model = PythonModel(config, version, self._metrics, labels, states)
@@ -203,7 +203,7 @@ class Loader:
 
     def _instances(self, config: ModelConfig) -> list[InstanceSpec]:
         """The instances to run; only one for a debugged model, as there is one terminal."""
-        specs = configuration.instance_specs(config)
+        specs = instance_specs(config)
         return specs[:1] if config.name == self._debugged else specs
 
     async def _complete(
@@ -220,10 +220,9 @@ class Loader:
         used.
         """
         if not self._auto_complete:
-            return configuration.complete_config(loaded, None)
-        text = await stubs[0].auto_complete(source, to_json(loaded.config))
-        completed = None if text is None else json.loads(text)
-        config = configuration.complete_config(loaded, completed)
+            return complete_config(loaded)
+        completed = await stubs[0].auto_complete(source, to_json(loaded.config))
+        config = complete_config(loaded, completed)
         if completed is not None:
             described = stubs[0]
             stubs[0] = await start(described.label)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from host.config.model_config import AdaptConfig, LoadedConfig, ModelConfig
+from host.config.model_config import AdaptConfig, LoadedConfig
 from host.config.parameters import CANARY_PARAMETER, SHADOW_PARAMETER
-from host.config.schema import is_ensemble
+from host.config.schema import ModelConfig, is_ensemble
 from host.errors import ErrorCode, HostError
 from host.models.registry import LoadedModel
 from host.repository.fingerprint import Fingerprint

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from host.cache.responses import CacheHit
-from host.config.model_config import ModelConfig
+from host.config.schema import ModelConfig
 from host.crashes.quarantine import Quarantine
 from host.crashes.records import CrashRecord
 from host.environments.environment import Environment

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from host.cache.responses import CacheHit
-from host.config.model_config import ModelConfig
+from host.config.schema import ModelConfig
 from host.crashes.quarantine import Quarantine
 from host.errors import ErrorCode, HostError, invalid_argument
 from host.inference.call import Call

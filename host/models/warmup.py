@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from host.config.model_config import ModelConfig
-from host.config.schema import ConfigPart
+from host.config.schema import ConfigPart, ModelConfig
 from host.errors import ErrorCode, HostError, internal, invalid_argument
 from host.inference.call import Batch, Call
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor

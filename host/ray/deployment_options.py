@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from host.config.model_config import ModelConfig, read_unchecked_config
+from host.config.model_config import read_unchecked_config
+from host.config.schema import ModelConfig
 from host.errors import HostError
 from host.options.command_line import parse
 from host.options.flags import SWITCH

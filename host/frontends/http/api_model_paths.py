@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
-from host.config.model_config import ModelConfig
+from host.config.schema import ModelConfig
 from host.frontends.http import api_schemas as tensors
 from host.frontends.http.api_schemas import (
     BINARY,

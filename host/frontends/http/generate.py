@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
-from host.config.model_config import ModelConfig
+from host.config.schema import ModelConfig
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.http_exchange import (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 
-from host.config.model_config import ModelConfig
+from host.config.schema import ModelConfig
 from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
 from host.frontends.classification import classify
 from host.frontends.compression import (

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from host.config.findings import Finding, Findings
-from host.config.model_config import ModelConfig
 from host.config.parameters import (
     INPUTS,
     LORA_SEPARATOR,
@@ -21,6 +20,7 @@ from host.config.parameters import (
     other_names,
     suggestion,
 )
+from host.config.schema import ModelConfig
 from host.frontends.openai.bodies import MISSING_PACKAGE, can_parse_forms
 from host.frontends.openai.contract import ROUTES, Contract, Input
 from host.frontends.openai.fields import (

@@ -7,13 +7,14 @@ import logging
 from pathlib import Path
 
 from host.config.findings import Finding, Findings, raise_first
-from host.config.model_config import LoadedConfig, ModelConfig
+from host.config.model_config import LoadedConfig
 from host.config.parameters import (
     LORA_SEPARATOR,
     TOKENIZER,
     openai_parameter,
     other_names,
 )
+from host.config.schema import ModelConfig
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.contract_compiler import check_defaults, compile_contract
 from host.frontends.openai.fields import CHAT, COMPLETIONS

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from host.access.clients import Client
-from host.config.model_config import ModelConfig
+from host.config.schema import ModelConfig
 from host.core import Core
 from host.errors import HostError
 from host.frontends.openai.contract import Contract

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from host.config.model_config import ModelConfig
 from host.config.parameters import LORA_SEPARATOR, TOKENIZER, openai_parameter
+from host.config.schema import ModelConfig
 from host.system.files import check_regular, read_file
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from host.config.model_config import complete_config, load_config
+from host.config.auto_complete import complete_config
+from host.config.model_config import load_config
 from host.config.pbtxt import parse_pbtxt
 from host.config.schema import new_config
 from host.errors import HostError

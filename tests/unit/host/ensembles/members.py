@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from host.config.model_config import ModelConfig
 from host.config.pbtxt import parse_pbtxt
+from host.config.schema import ModelConfig
 from host.ensembles.compatibility import check_step_models
 from host.ensembles.ensemble import Ensemble
 from host.errors import HostError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from host.cache.responses import CacheHit
-from host.config.model_config import ModelConfig
 from host.config.pbtxt import parse_pbtxt
+from host.config.schema import ModelConfig
 from host.crashes.quarantine import Quarantine
 from host.ensembles.ensemble import Ensemble
 from host.errors import ErrorCode, HostError, internal

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from host.config.model_config import LoadedConfig, ModelConfig
+from host.config.model_config import LoadedConfig
+from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError, internal
 from host.inference.call import Call
 from host.inference.request import InferRequest
