@@ -221,8 +221,7 @@ class Core:
         Raises HostError NOT_FOUND for an unknown model.
         """
         found = await self._describe_activity(model)
-        known = self._registry.qualified_names(model)
-        if model and not found and not any(map(self._registry.has_versions, known)):
+        if model and not found and not self._registry.is_known(model):
             raise not_found(f"model '{model}' has no instance")
         return found
 
@@ -235,9 +234,8 @@ class Core:
 
         Raises HostError NOT_FOUND for an unknown model.
         """
-        known = self._registry.qualified_names(model)
-        if model and not any(map(self._registry.has_versions, known)):
-            raise not_found(f"Request for unknown model: '{model}' is not found")
+        if model:
+            self._registry.check_known(model)
         return sum(quarantine.lift() for quarantine in self._quarantines(model))
 
     def _quarantines(self, model: str = "") -> Iterator[Quarantine]:
@@ -388,9 +386,7 @@ class Core:
         """
         tracer = self._tracer
         if model:
-            versions = self._versions(model).values()
-            if not any(version.state is VersionState.READY for version in versions):
-                raise invalid_argument(f"Request for unknown model : {model}")
+            self._registry.check_ready(model)
         if change is not None:
             tracer.update_settings(model, change)
             self.request_tracer = tracer if tracer.enabled else None

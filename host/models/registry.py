@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from host.cache.responses import CacheHit
 from host.config.schema import ModelConfig
 from host.crashes.quarantine import Quarantine
-from host.errors import ErrorCode, HostError, invalid_argument
+from host.errors import ErrorCode, HostError, invalid_argument, not_found
 from host.inference.call import Call
 from host.inference.request import InferRequest
 from host.metrics.model_metrics import ModelMetrics
@@ -315,9 +315,27 @@ class Registry:
                 del self._entries[name].versions[number]
         self.clear_failed(name)
 
-    def has_versions(self, name: str) -> bool:
+    def has_versions(self, known: str) -> bool:
         """Whether a load of the model got as far as its versions."""
-        return name in self._entries
+        return known in self._entries
+
+    def is_known(self, name: str) -> bool:
+        """As `has_versions`, for any model of this name."""
+        return any(map(self.has_versions, self.qualified_names(name)))
+
+    def check_known(self, name: str) -> None:
+        """Raises HostError NOT_FOUND unless `is_known`."""
+        if not self.is_known(name):
+            raise not_found(texts.unknown_model(name, "is not found"))
+
+    def check_ready(self, name: str) -> None:
+        """Raises HostError INVALID_ARG unless a version of the model is ready.
+
+        The text is the one that Triton has for trace settings.
+        """
+        versions = self.versions(self.resolve_name(name)).values()
+        if not any(version.state is VersionState.READY for version in versions):
+            raise invalid_argument(f"Request for unknown model : {name}")
 
     def versions(self, name: str) -> dict[int, ModelVersion]:
         """The known versions of a model, ascending; empty if the model is unknown."""
