@@ -21,10 +21,10 @@ from ray.serve import metrics as serve_metrics
 
 from host.config.schema import is_ensemble
 from host.errors import HostError, unavailable
+from host.frontends.error_status import RETRY_METADATA
 from host.frontends.grpc.grpc_application import GrpcApplication
 from host.frontends.grpc.methods import (
     INFERENCE_SERVICE,
-    RETRY_METADATA,
     ResponseCallback,
     RpcContext,
     Services,

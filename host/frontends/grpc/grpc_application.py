@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from host.errors import HostError, unavailable
+from host.frontends.error_status import GRPC_STATUS, retry_milliseconds
 from host.frontends.grpc.methods import (
-    GRPC_STATUS,
     Method,
     ResponseCallback,
     RpcContext,
@@ -17,7 +17,6 @@ from host.frontends.grpc.methods import (
     StreamHandlerFactory,
     StreamMethod,
     UnaryMethod,
-    retry_milliseconds,
     to_host_error,
 )
 from host.frontends.grpc.service import GrpcService

@@ -12,15 +12,13 @@ from typing import Any
 import grpc
 
 from host.errors import HostError, unavailable
+from host.frontends.error_status import GRPC_STATUS, RETRY_METADATA, retry_milliseconds
 from host.frontends.grpc.grpc_application import serve_stream
 from host.frontends.grpc.methods import (
-    GRPC_STATUS,
-    RETRY_METADATA,
     GrpcOptions,
     StreamHandlerFactory,
     StreamMethod,
     UnaryHandler,
-    retry_milliseconds,
     to_host_error,
 )
 from host.frontends.grpc.service import GrpcService

@@ -13,9 +13,10 @@ from typing import Protocol
 
 from host.errors import HostError, internal
 from host.frontends.classification import classify
+from host.frontends.error_status import retry_milliseconds
 from host.frontends.grpc.infer_request import InferMessage
 from host.frontends.grpc.infer_response import encode_empty_stream_response, encode_infer_response
-from host.frontends.grpc.methods import RpcContext, StreamWriter, retry_milliseconds
+from host.frontends.grpc.methods import RpcContext, StreamWriter
 from host.frontends.receive_memory import ReservedBytes
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse

@@ -4,43 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from host.errors import ErrorCode, HostError, TooManyRequests, unavailable, unexpected_failure
+from host.errors import HostError, unavailable, unexpected_failure
 from host.frontends.inference_core import Cancellable
 from host.frontends.receive_memory import ReservedBytes
 from host.frontends.request_headers import Header, Restrictions
 from host.frontends.tls import TlsFiles
 
 _log = logging.getLogger("pbhost")
-
-GRPC_STATUS = {
-    ErrorCode.CANCELLED: 1,
-    ErrorCode.UNKNOWN: 2,
-    ErrorCode.INVALID_ARG: 3,
-    ErrorCode.DEADLINE_EXCEEDED: 4,
-    ErrorCode.NOT_FOUND: 5,
-    ErrorCode.ALREADY_EXISTS: 6,
-    ErrorCode.PERMISSION_DENIED: 7,
-    ErrorCode.RESOURCE_EXHAUSTED: 8,
-    ErrorCode.UNSUPPORTED: 12,
-    ErrorCode.INTERNAL: 13,
-    ErrorCode.UNAVAILABLE: 14,
-    ErrorCode.UNAUTHENTICATED: 16,
-}
-"""gRPC status code of each error code."""
-
-
-RETRY_METADATA = "grpc-retry-pushback-ms"
-"""The trailing metadata that says when a refused client may try again (gRFC A6)."""
-
-
-def retry_milliseconds(error: BaseException) -> int | None:
-    """The value of `RETRY_METADATA` for an error; None if the error has no such time."""
-    return math.ceil(1000 * error.retry_after) if isinstance(error, TooManyRequests) else None
 
 
 class RpcContext(Protocol):

@@ -15,13 +15,8 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from host.errors import ErrorCode, HostError, internal, invalid_argument, unavailable
-from host.frontends.grpc.methods import (
-    GRPC_STATUS,
-    RpcContext,
-    StreamHandler,
-    StreamWriter,
-    UnaryHandler,
-)
+from host.frontends.error_status import GRPC_STATUS
+from host.frontends.grpc.methods import RpcContext, StreamHandler, StreamWriter, UnaryHandler
 from host.frontends.receive_memory import ReservedBytes
 
 REFLECTION_SERVICES = (

@@ -9,14 +9,12 @@ from typing import Any
 
 from host.config.schema import ModelConfig
 from host.errors import HostError, internal, invalid_argument
+from host.frontends.error_status import HTTP_STATUS
 from host.frontends.http import json_text as json
 from host.frontends.http.http_exchange import (
-    HTTP_STATUS,
     JSON,
-    Header,
     HttpExchange,
     json_too_large,
-    receive_started,
     trace_request,
     trace_response,
 )
@@ -34,6 +32,7 @@ from host.frontends.http.tensors import (
     run_in_turns,
     write_tensor,
 )
+from host.frontends.http1.cycle import Header
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.inference.tensor_spec import wire_name
@@ -235,8 +234,6 @@ class GenerateHandler:
         self, exchange: HttpExchange, route: Route
     ) -> tuple[InferRequest, AbstractContextManager[None]]:
         """Returns the request, and the context manager that traces it."""
-        tracing = self._core.request_tracer
-        receive_started_ns = receive_started(tracing)
         config = await self._core.config_when_loaded(route.resource, route.version)
         if exchange.headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
             raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
@@ -250,7 +247,7 @@ class GenerateHandler:
             request = await asyncio.to_thread(to_request, *arguments)
         else:
             request = to_request(*arguments)
-        return request, trace_request(tracing, exchange, request, receive_started_ns)
+        return request, trace_request(self._core.request_tracer, exchange, request)
 
 
 async def _encode_response(response: InferResponse) -> tuple[int, bytes]:

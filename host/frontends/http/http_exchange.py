@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from host.access.clients import Client
-from host.errors import (
-    ErrorCode,
-    HostError,
-    TooManyRequests,
-    invalid_argument,
-    unavailable,
-    unexpected_failure,
-)
+from host.errors import HostError, invalid_argument, unavailable, unexpected_failure
+from host.frontends.error_status import HTTP_STATUS, error_headers
 from host.frontends.http import json_text as json
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
-from host.frontends.http1.cycle import FILL_BODY, RAW_HEADER_NAMES, FillBody, Message
+from host.frontends.http1.cycle import FILL_BODY, RAW_HEADER_NAMES, FillBody, Header, Message
 from host.frontends.receive_memory import (
     MIN_PLACED_BYTES,
     SMALL_BYTES,
@@ -37,39 +30,9 @@ JSON = b"application/json"
 BINARY = b"application/octet-stream"
 
 MAX_BYTES = 2147483647  # INT32_MAX, as lengths in headers are 32-bit numbers
-HTTP_STATUS = {
-    ErrorCode.UNKNOWN: 400,
-    ErrorCode.INTERNAL: 500,
-    ErrorCode.NOT_FOUND: 404,
-    ErrorCode.INVALID_ARG: 400,
-    ErrorCode.UNAVAILABLE: 503,
-    ErrorCode.UNSUPPORTED: 501,
-    ErrorCode.ALREADY_EXISTS: 400,
-    ErrorCode.CANCELLED: 400,
-    ErrorCode.DEADLINE_EXCEEDED: 504,
-    ErrorCode.UNAUTHENTICATED: 401,
-    ErrorCode.PERMISSION_DENIED: 403,
-    ErrorCode.RESOURCE_EXHAUSTED: 429,
-}
-"""The HTTP status of each error code (docs/reference/protocol.md, "Error codes")."""
 
 _UNCOUNTED = nullcontext()
 _JOIN_UP_TO = 65536  # bytes of a response; copying more than that costs more than a second write
-
-Header = tuple[bytes, bytes]
-
-
-def error_headers(error: HostError) -> list[Header]:
-    """Returns the headers that belong to an error: how to authenticate, or when to try again."""
-    if error.code is ErrorCode.UNAUTHENTICATED:
-        return [(b"www-authenticate", b"Bearer")]
-    if isinstance(error, TooManyRequests):
-        # HTTP has whole seconds; the second header has the exact time.
-        return [
-            (b"retry-after", b"%d" % math.ceil(error.retry_after)),
-            (b"retry-after-ms", b"%d" % math.ceil(1000 * error.retry_after)),
-        ]
-    return []
 
 
 class ClientDisconnected(Exception):
@@ -87,6 +50,7 @@ class HttpExchange:
         "reserved",
         "response_headers",
         "budget",
+        "receive_started_ns",
         "_receive",
         "_scope",
         "_send",
@@ -107,6 +71,7 @@ class HttpExchange:
         self.reserved = ReservedBytes(budget)  # the memory of the body
         self.response_headers: tuple[Header, ...] = ()  # further headers of the response
         self.budget = budget
+        self.receive_started_ns = 0  # when `read_body` was called
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -172,6 +137,7 @@ class HttpExchange:
         A declared size is checked before the body is read, and the actual size on arrival. Raises
         OutOfReceiveMemory if the server has no memory for the body.
         """
+        self.receive_started_ns = time.monotonic_ns()
         declared = self.headers.get(b"content-length")
         length = None if declared is None else int(declared)
         if length is not None and length > max_size:
@@ -324,17 +290,9 @@ async def answer_exchange(exchange: HttpExchange, answering: Awaitable[None]) ->
             await exchange.send_error(unexpected_failure(error))
 
 
-def receive_started(tracing: RequestTracer | None) -> int:
-    """Returns the start time of a request in nanoseconds; 0 if tracing is off."""
-    return 0 if tracing is None else time.monotonic_ns()
-
-
 @contextmanager
 def trace_request(
-    tracing: RequestTracer | None,
-    exchange: HttpExchange,
-    request: InferRequest,
-    receive_started_ns: int,
+    tracing: RequestTracer | None, exchange: HttpExchange, request: InferRequest
 ) -> Iterator[None]:
     """Traces a request, whose body is complete, until its response is sent."""
     if tracing is None:
@@ -349,7 +307,7 @@ def trace_request(
     if trace is None:
         yield
         return
-    trace.record_event("HTTP_RECV_START", receive_started_ns)
+    trace.record_event("HTTP_RECV_START", exchange.receive_started_ns)
     trace.record_event("HTTP_RECV_END")
     try:
         yield

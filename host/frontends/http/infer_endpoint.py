@@ -24,15 +24,13 @@ from host.frontends.compression import (
     decompressed_too_large,
     max_compressed_size,
 )
+from host.frontends.error_status import HTTP_STATUS
 from host.frontends.http.http_exchange import (
     BINARY,
-    HTTP_STATUS,
     JSON,
     MAX_BYTES,
-    Header,
     HttpExchange,
     json_too_large,
-    receive_started,
     trace_request,
     trace_response,
 )
@@ -51,7 +49,7 @@ from host.frontends.http.tensors import (
     encode_infer_response,
     run_in_turns,
 )
-from host.frontends.http1.cycle import STATUS_LINES
+from host.frontends.http1.cycle import STATUS_LINES, Header
 from host.frontends.http1.parser import Body, FastHandler, ResponseCallback
 from host.frontends.inference_core import InferenceCore, OpenRequests, RegionLookup
 from host.frontends.receive_memory import MIN_PLACED_BYTES, Placer, ReserveBlock, StartFilling
@@ -351,7 +349,6 @@ class InferHandler:
                 "HTTP end point doesn't support models with decoupled transaction policy"
             )
         tracing = self._core.request_tracer
-        receive_started_ns = receive_started(tracing)
         body, header_length = await self._read_body(exchange)
         version = parse_version(route.version)
         binary_names: Container[str] = ALL_NAMES
@@ -379,7 +376,7 @@ class InferHandler:
                 exchange, response, request, binary_names, outputs_in_shared_memory
             )
             return
-        with trace_request(tracing, exchange, request, receive_started_ns):
+        with trace_request(tracing, exchange, request):
             call = await self._core.infer_when_loaded(request)
             try:
                 response = await call

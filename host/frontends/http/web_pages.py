@@ -19,8 +19,9 @@ from host.frontends.http.api_schemas import (
     error_responses,
 )
 from host.frontends.http.api_server_paths import TAGS, diagnostics_paths, server_paths
-from host.frontends.http.http_exchange import JSON, Handler, Header, HttpExchange
+from host.frontends.http.http_exchange import JSON, Handler, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
+from host.frontends.http1.cycle import Header
 from host.frontends.request_headers import Restrictions
 
 _HTML = b"text/html; charset=utf-8"

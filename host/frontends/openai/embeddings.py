@@ -22,13 +22,7 @@ import numpy.typing as npt
 from host.core import Core
 from host.errors import HostError, unavailable, unexpected_failure
 from host.frontends.http import json_text as json
-from host.frontends.http.http_exchange import (
-    JSON,
-    HttpExchange,
-    receive_started,
-    trace_request,
-    trace_response,
-)
+from host.frontends.http.http_exchange import JSON, HttpExchange, trace_response
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.http1.cycle import STATUS_LINES
 from host.frontends.http1.parser import FastHandler, ResponseCallback
@@ -166,8 +160,6 @@ class EmbeddingsHandler(Handler):
 
     async def answer(self, exchange: HttpExchange) -> None:
         """Answers one request. Raises OpenAIError or HostError."""
-        tracing = self._core.request_tracer
-        receive_started_ns = receive_started(tracing)
         size, sent, name = await self._bodies.read(exchange)
         contract, version = await self._models.find_when_loaded(name, EMBEDDINGS, exchange.client)
         if size > MAX_INLINE_BYTES:
@@ -178,8 +170,7 @@ class EmbeddingsHandler(Handler):
         request_id = set_request_id(exchange, new_request_id())
         for request in requests:
             request.id = request_id
-        self._forward_headers(exchange, requests)
-        with trace_request(tracing, exchange, requests[0], receive_started_ns):
+        with self._trace(exchange, requests):
             responses = await self._infer_all(contract, requests)
             # Few short vectors are written faster than a thread starts.
             few = sum(output_size(response) for response in responses) <= MAX_INLINE_BYTES

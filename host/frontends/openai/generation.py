@@ -10,15 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from host.core import Core
-from host.frontends.http.http_exchange import (
-    JSON,
-    Header,
-    HttpExchange,
-    receive_started,
-    trace_request,
-    trace_response,
-)
+from host.frontends.http.http_exchange import JSON, HttpExchange, trace_response
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
+from host.frontends.http1.cycle import Header
 from host.frontends.openai.answers import Answer, ResponseAnswer, sum_usage
 from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract
@@ -29,12 +23,7 @@ from host.frontends.openai.inputs import build_request, choice_fields
 from host.frontends.openai.model_directory import ModelDirectory
 from host.frontends.openai.model_files import OpenAIFiles, TokenCounter
 from host.frontends.openai.openai_errors import OpenAIError, invalid_value
-from host.frontends.openai.outputs import (
-    Delta,
-    LogprobsWriter,
-    usage_object,
-    wants_logprobs,
-)
+from host.frontends.openai.outputs import Delta, LogprobsWriter, usage_object, wants_logprobs
 from host.frontends.openai.response_fields import RESPONSES, chat_fields
 from host.frontends.openai.response_readers import JsonReader, ResponseReader, TextReader
 from host.frontends.openai.template import PromptRenderer
@@ -176,9 +165,7 @@ class GenerationHandler(Handler):
 
     async def answer(self, exchange: HttpExchange, route: str) -> None:
         """Answers one request. Raises OpenAIError before the first event of a stream."""
-        tracing = self._core.request_tracer
         started = time.monotonic()
-        receive_started_ns = receive_started(tracing)
         size, sent, name = await self._bodies.read(exchange)
         large = size > MAX_INLINE_BYTES
         answer: Answer | ResponseAnswer | None = None
@@ -211,9 +198,8 @@ class GenerationHandler(Handler):
         if streamed:
             latencies = self._core.token_latencies(contract.model, version)
             generation.timer = TokenTimer(latencies, started)
-        self._forward_headers(exchange, generation.requests)
         deltas = self._deltas(generation)
-        with trace_request(tracing, exchange, generation.requests[0], receive_started_ns):
+        with self._trace(exchange, generation.requests):
             async with aclosing(deltas):
                 if streamed:
                     await self._stream(exchange, answer, generation, deltas)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, TypeVar
 
 from host.core import Core
 from host.errors import HostError
-from host.frontends.http.http_exchange import HttpExchange
+from host.frontends.http.http_exchange import HttpExchange, trace_request
 from host.frontends.openai.bodies import BodyReader
 from host.frontends.openai.model_directory import ModelDirectory
 from host.frontends.openai.openai_errors import from_host_error
@@ -31,15 +31,19 @@ class Handler:
         self._bodies = bodies
         self._forwarding = forwarding
 
-    def _forward_headers(self, exchange: HttpExchange, requests: Iterable[InferRequest]) -> None:
+    def _trace(
+        self, exchange: HttpExchange, requests: Sequence[InferRequest]
+    ) -> AbstractContextManager[None]:
         """Adds the headers that the model is to see to the requests' parameters.
 
-        Raises HostError INVALID_ARG if a header has the name of a reserved parameter.
+        Returns the context manager that traces the first request until its response is sent. Raises
+        HostError INVALID_ARG if a header has the name of a reserved parameter.
         """
         if self._forwarding:
             forwarded = self._forwarding.to_parameters(exchange.raw_headers())
             for request in requests:
                 request.parameters.update(forwarded)
+        return trace_request(self._core.request_tracer, exchange, requests[0])
 
     async def _start_call(self, request: InferRequest) -> Call:
         """Starts a request, after its model has been loaded. Raises OpenAIError."""

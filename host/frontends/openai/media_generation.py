@@ -11,13 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from host.frontends.http import json_text as json
-from host.frontends.http.http_exchange import (
-    JSON,
-    HttpExchange,
-    receive_started,
-    trace_request,
-    trace_response,
-)
+from host.frontends.http.http_exchange import JSON, HttpExchange, trace_response
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.fields import IMAGES, SPEECH, Fields, check_fields
@@ -42,8 +36,6 @@ class ImageHandler(Handler):
 
     async def answer(self, exchange: HttpExchange) -> None:
         """Answers one request."""
-        tracing = self._core.request_tracer
-        receive_started_ns = receive_started(tracing)
         _, sent, name = await self._bodies.read(exchange)
         contract, version = await self._models.find_when_loaded(name, IMAGES, exchange.client)
         fields = check_fields(sent, IMAGES, contract.defaults)
@@ -54,8 +46,7 @@ class ImageHandler(Handler):
             build_request(contract, variant, IMAGES, fields["prompt"], version, request_id)
             for variant in choice_fields(contract, fields, count)
         ]
-        self._forward_headers(exchange, requests)
-        with trace_request(tracing, exchange, requests[0], receive_started_ns):
+        with self._trace(exchange, requests):
             answers = await gather(self._infer(contract, request) for request in requests)
             images = [image for some in answers for image in some]
             wanted = fields.get("n", 1)
@@ -117,17 +108,14 @@ class SpeechHandler(Handler):
 
     async def answer(self, exchange: HttpExchange) -> None:
         """Answers one request."""
-        tracing = self._core.request_tracer
-        receive_started_ns = receive_started(tracing)
         _, sent, name = await self._bodies.read(exchange)
         contract, version = await self._models.find_when_loaded(name, SPEECH, exchange.client)
         fields = check_fields(sent, SPEECH, contract.defaults)
         _check_speech_support(contract, fields)
         request_id = set_request_id(exchange, f"speech-{uuid.uuid4().hex}")
         request = build_request(contract, fields, SPEECH, fields["input"], version, request_id)
-        self._forward_headers(exchange, [request])
         kind = _CONTENT_TYPES[fields.get("response_format", _DEFAULT_FORMAT)]
-        with trace_request(tracing, exchange, request, receive_started_ns):
+        with self._trace(exchange, [request]):
             async with aclosing(self._pieces(contract, request)) as pieces:
                 await _stream(exchange, contract, request, pieces, kind)
 

@@ -14,8 +14,9 @@ from host.core import Core
 from host.errors import HostError, unavailable, unexpected_failure
 from host.frontends.http import json_text as json
 from host.frontends.http.api_schemas import Operations, Schema
-from host.frontends.http.http_exchange import JSON, Header, HttpExchange
+from host.frontends.http.http_exchange import JSON, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
+from host.frontends.http1.cycle import Header
 from host.frontends.inference_core import OpenRequests
 from host.frontends.openai.api_paths import openai_paths
 from host.frontends.openai.bodies import BodyReader, set_request_id

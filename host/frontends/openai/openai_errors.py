@@ -6,8 +6,9 @@ The rules are in docs/reference/openai.md, Errors.
 from __future__ import annotations
 
 from host.errors import ErrorCode, HostError
+from host.frontends.error_status import error_headers
 from host.frontends.http import json_text as json
-from host.frontends.http.http_exchange import Header, error_headers
+from host.frontends.http1.cycle import Header
 
 _INVALID_REQUEST = "invalid_request_error"
 _DO_NOT_RETRY: Header = (b"x-should-retry", b"false")
@@ -53,12 +54,12 @@ def from_host_error(error: HostError) -> OpenAIError:
             return OpenAIError(message, "unavailable", None, 503, "server_error", (retry,))
         case ErrorCode.UNAUTHENTICATED:
             kind, code = "authentication_error", "invalid_api_key"
-            return OpenAIError(message, code, None, 401, kind, tuple(error_headers(error)))
+            return OpenAIError(message, code, None, 401, kind, error_headers(error))
         case ErrorCode.PERMISSION_DENIED:
             return OpenAIError(message, "permission_denied", None, 403, "permission_error")
         case ErrorCode.RESOURCE_EXHAUSTED:
             kind, code = "rate_limit_error", "rate_limit_exceeded"
-            return OpenAIError(message, code, None, 429, kind, tuple(error_headers(error)))
+            return OpenAIError(message, code, None, 429, kind, error_headers(error))
         case ErrorCode.INTERNAL | ErrorCode.CANCELLED:
             # Clients repeat requests with status 500; a model that failed would run three times.
             return OpenAIError(message, None, None, 500, "server_error", (_DO_NOT_RETRY,))

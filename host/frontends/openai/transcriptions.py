@@ -10,13 +10,7 @@ from typing import Any
 
 from host.errors import HostError
 from host.frontends.http import json_text as json
-from host.frontends.http.http_exchange import (
-    JSON,
-    HttpExchange,
-    receive_started,
-    trace_request,
-    trace_response,
-)
+from host.frontends.http.http_exchange import JSON, HttpExchange, trace_response
 from host.frontends.openai.answers import event
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
@@ -44,8 +38,6 @@ class TranscriptionHandler(Handler):
 
     async def answer(self, exchange: HttpExchange) -> None:
         """Answers one request."""
-        tracing = self._core.request_tracer
-        receive_started_ns = receive_started(tracing)
         sent = _read_form(await self._bodies.read_form(exchange, "file"))
         name = model_name(sent)
         contract, version = await self._models.find_when_loaded(
@@ -58,10 +50,9 @@ class TranscriptionHandler(Handler):
         request = await asyncio.to_thread(
             build_request, contract, fields, TRANSCRIPTIONS, prompt, version, request_id
         )
-        self._forward_headers(exchange, [request])
         transcript = _Transcript(contract)
         pieces = self._pieces(request, transcript)
-        with trace_request(tracing, exchange, request, receive_started_ns):
+        with self._trace(exchange, [request]):
             async with aclosing(pieces):
                 if fields.get("stream"):
                     await _stream(exchange, pieces)

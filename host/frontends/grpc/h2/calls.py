@@ -10,24 +10,14 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from host.frontends.error_status import GRPC_STATUS, RETRY_METADATA, retry_milliseconds
 from host.frontends.grpc.h2 import frames, grpc_messages
 from host.frontends.grpc.h2.frames import H2ErrorCode
-from host.frontends.grpc.h2.grpc_messages import (
-    ENCODINGS,
-    RpcError,
-    StatusCode,
-    read_timeout,
-)
+from host.frontends.grpc.h2.grpc_messages import ENCODINGS, RpcError, StatusCode, read_timeout
 from host.frontends.grpc.h2.h2_stream import NO_DEADLINE, Stream, StreamConnection
 from host.frontends.grpc.h2.headers import Fields
 from host.frontends.grpc.h2.hpack import Field
-from host.frontends.grpc.methods import (
-    GRPC_STATUS,
-    RETRY_METADATA,
-    Method,
-    retry_milliseconds,
-    to_host_error,
-)
+from host.frontends.grpc.methods import Method, to_host_error
 from host.frontends.inference_core import Cancellable
 from host.frontends.receive_memory import Piece
 from host.frontends.request_headers import Header

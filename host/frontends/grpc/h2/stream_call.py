@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 
+from host.frontends.error_status import RETRY_METADATA
 from host.frontends.grpc.h2 import grpc_messages
 from host.frontends.grpc.h2.calls import (
     OK_TRAILERS,
@@ -23,7 +24,7 @@ from host.frontends.grpc.h2.grpc_messages import (
     decompress,
 )
 from host.frontends.grpc.h2.h2_stream import JOIN_UP_TO, NO_DEADLINE
-from host.frontends.grpc.methods import RETRY_METADATA, StreamHandler, StreamMethod
+from host.frontends.grpc.methods import StreamHandler, StreamMethod
 from host.frontends.receive_memory import Piece, ReservedBytes
 
 

@@ -9,10 +9,10 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError, internal
+from host.frontends.error_status import GRPC_STATUS
 from host.frontends.grpc.grpc_admin import admin_services
 from host.frontends.grpc.methods import (
     EMPTY_CONTEXT,
-    GRPC_STATUS,
     HEALTH_SERVICE,
     INFERENCE_SERVICE,
     StreamMethod,
