@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.servers import free_port, running
-from host.repository.object_store.mirror import MirrorSettings, open_repository
 from host.repository.object_store.store import PART_BYTES
+from host.repository.open_repository import MirrorSettings, open_repository
 
 OBJECTS, OBJECT_BYTES = 40, 50 << 20
 CHUNK_BYTES = 1 << 20
@@ -143,7 +143,7 @@ async def fetch_by_host(endpoint: str, folder: Path, parallel: int) -> None:
         await repository.refresh()
         stored = repository.find_model_directory(MODEL).stored
         assert stored is not None
-        fetched, _ = await stored.fetch()
+        fetched, _ = await repository.fetch(stored)
         fetched.close()
     finally:
         await repository.close()

@@ -27,9 +27,10 @@ from host.models.backends import Backends
 from host.options.flags import SWITCH, FlagGroup
 from host.options.options import Options
 from host.options.validators import read_variables
+from host.repository.model_directory import ModelDirectory
 from host.repository.object_store.location import is_store_url
-from host.repository.object_store.mirror import fetch_models
-from host.repository.repository import ModelDirectory, RepositoryScan
+from host.repository.open_repository import fetch_models
+from host.repository.repository import RepositoryScan
 from stub.wire.paths import absolute_path
 
 _EXIT_OK, _EXIT_PROBLEMS, _EXIT_UNUSABLE = 0, 1, 2

@@ -33,7 +33,7 @@ from host.models.backends import Backends
 from host.models.registry import Registry
 from host.options.flags import SWITCH, FlagGroup, one_of
 from host.options.options import Options
-from host.repository.repository import list_versions, select_versions
+from host.repository.model_directory import list_versions, select_versions
 from host.tracing.trace_settings import TraceConfig
 from host.tracing.tracer import Tracer
 from stub.wire.messages import ModelSource

@@ -13,7 +13,7 @@ from typing import Any
 from host.errors import invalid_argument
 from host.options.options import Options
 from host.repository.object_store.location import is_store_url
-from host.repository.object_store.mirror import fetch_model
+from host.repository.open_repository import fetch_model
 
 
 def serve_flag(field: str) -> Any:

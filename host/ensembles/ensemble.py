@@ -33,7 +33,7 @@ from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
 from host.models.loaders import InstanceUpdate
 from host.models.registry import Extensions, LoadedModel, Registry
-from host.repository.repository import read_labels
+from host.repository.model_directory import read_labels
 
 
 class Ensemble(DrainableModel):

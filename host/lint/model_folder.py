@@ -54,7 +54,7 @@ from host.models.backends import Backends, is_shipped_source
 from host.models.registry import Registry
 from host.models.warmup import Warmup
 from host.options.options import Options
-from host.repository.repository import (
+from host.repository.model_directory import (
     ModelDirectory,
     list_served_versions,
     list_versions,

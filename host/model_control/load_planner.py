@@ -21,15 +21,15 @@ from host.models.loaders import LoadSettings, RepositoryReadError, VersionLoadEr
 from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
 from host.remote_models import RemoteModels
 from host.repository.fingerprint import Fingerprint, FingerprintFunction
-from host.repository.override import ModelFiles, Override, UploadedDirectories
-from host.repository.repository import (
-    Repository,
-    StoredModel,
+from host.repository.model_directory import (
     list_served_versions,
     model_file_path,
     run_agents,
     select_versions,
 )
+from host.repository.object_store.listed_model import ListedModel
+from host.repository.override import ModelFiles, Override, UploadedDirectories
+from host.repository.repository import Repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class PlannedModel:
     files: ModelFiles | None = None
     state: FileState | None = None
     override: Override | None = None
-    stored: StoredModel | None = None
+    stored: ListedModel | None = None
     loaded: LoadedConfig | None = None
     available: Sequence[int] = ()
     step_models: Mapping[str, str] = field(default_factory=dict)
@@ -497,7 +497,7 @@ class LoadPlanner:
         if planned.stored is None or plan.state is None:
             plan.files.acquire()
             return plan
-        fetched, fingerprint = await planned.stored.fetch(plan.chosen)
+        fetched, fingerprint = await self._repository.fetch(planned.stored, plan.chosen)
         files = ModelFiles(fetched.path, fetched.close)
         config, agents = plan.loaded.config, self._settings.agents
         try:

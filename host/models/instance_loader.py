@@ -44,7 +44,7 @@ from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
 from host.models.warmup import Warmup
 from host.options.validators import HostPolicies
-from host.repository.repository import list_versions, read_labels, select_versions
+from host.repository.model_directory import list_versions, read_labels, select_versions
 from host.scheduling.rate_limiter import RateLimiter
 from host.scheduling.sequence_call import read_states
 from stub.wire.messages import ModelSource, PreloadJob

@@ -17,7 +17,7 @@ from host.options import validators
 from host.options import validators as values
 from host.options.flags import InvalidValue, check_values
 from host.options.server_flags import FLAGS, ServerFlags
-from host.repository.object_store.mirror import MirrorSettings
+from host.repository.open_repository import MirrorSettings
 from host.system.resources import MemoryGroup, usable_cpus
 from host.tracing.trace_settings import TraceConfig
 from stub.wire.paths import absolute_path

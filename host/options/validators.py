@@ -16,7 +16,7 @@ from host.config.pbtxt import parse_assignment, parse_assignments
 from host.errors import HostError
 from host.options.flags import InvalidValue, ValueKind, integer, one_of
 from host.repository.object_store.location import is_store_url, parse_store_url
-from host.repository.object_store.mirror import StrPath
+from host.repository.open_repository import StrPath
 from host.system.files import read_file
 from host.system.resources import SizeOutOfBound, read_byte_size
 from host.tracing.trace_settings import BATCHING, LEVELS

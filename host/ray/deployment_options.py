@@ -15,8 +15,8 @@ from host.options.command_line import parse
 from host.options.flags import SWITCH
 from host.options.options import Options, UsageError
 from host.options.server_flags import FLAGS
-from host.repository.object_store.mirror import scan_now
-from host.repository.repository import ModelDirectory
+from host.repository.model_directory import ModelDirectory
+from host.repository.open_repository import scan_now
 
 _SWITCHES = {flag.field for flag in FLAGS if flag.kind is SWITCH}
 _DEFAULTS = {

@@ -1,28 +1,22 @@
-"""A model repository: its models and versions, where they lie, and repository agents."""
+"""The model repositories: the models in folders and object stores, by name."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
-from host.config.defaults import (
-    apply_version_policy,
-    find_subdirectories,
-    find_versions,
-    is_version,
-)
-from host.config.schema import ModelConfig, is_ensemble
-from host.errors import HostError, internal, invalid_argument, unsupported
-from host.repository.fingerprint import Fingerprint, FingerprintFunction
-from host.system.files import check_regular, read_file
+from host.errors import HostError, internal, invalid_argument
+from host.repository.fingerprint import Fingerprint
+from host.repository.model_directory import ModelDirectory
+from host.repository.object_store.cache import Lease
+from host.repository.object_store.listed_model import ListedModel
+from host.repository.object_store.mirror import Reads, StoreMirror
 
 _SEPARATOR = "::"
 
@@ -43,145 +37,16 @@ def is_valid_model_name(name: str) -> bool:
     return _SEPARATOR not in name
 
 
-_MD5 = "MD5:"
-
-
-def run_agents(config: ModelConfig, directory: Path, installed: str) -> None:
-    """Runs every agent that the configuration names on the model directory. Blocks.
-
-    `installed`: the directory where Triton would look for agents. Raises HostError if an agent
-    refuses the model, or if there is no such agent here.
-    """
-    for agent in config.model_repository_agents.agents:
-        if agent.name != "checksum":
-            raise invalid_argument(
-                f"unable to find 'libtritonrepoagent_{agent.name}.so' for repo agent"
-                f" '{agent.name}', searched: {installed}"
-            )
-        for key, digest in sorted(agent.parameters.items()):
-            _check(key, digest, directory)
-
-
-def _check(key: str, expected: str, directory: Path) -> None:
-    name = key.removeprefix(_MD5)
-    if name == key or not name:
-        raise invalid_argument(
-            f"repo agent 'checksum' takes parameters named '{_MD5}<file>', got '{key}'"
-        )
-    path = Path(os.path.normpath(directory / name))
-    if not path.is_relative_to(os.path.normpath(directory)):
-        raise invalid_argument(f"repo agent 'checksum': file {name} is outside model directory")
-    try:
-        found = hashlib.md5(read_file(path), usedforsecurity=False).hexdigest()
-    except OSError as error:
-        raise invalid_argument(
-            f"repo agent 'checksum': failed to read file {name}: {error.strerror}"
-        ) from None
-    if found != expected.lower():
-        raise invalid_argument(
-            f"Mismatched MD5 hash for file {name}, expect: {expected}, got: {found}"
-        )
-
-
 _log = logging.getLogger("pbhost")
 
 _LOOK_UP_SECONDS = 1.0
 _SOON_SECONDS = 5.0  # the most that an index waits for a store
 
 _NOT_UNIQUE = "not unique across all model repositories"
-_NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
-
-
-class FetchedDirectory(Protocol):
-    """A model directory that is complete until `close`."""
-
-    path: Path
-
-    def keep(self) -> None:
-        """Lets the use end with this process, even if it runs another program until then."""
-
-    def close(self) -> None:
-        """Ends the use. Blocks."""
-
-
-class RepositorySource(Protocol):
-    """One repository. `text`: the path or URL that it was given as.
-
-    Its methods block, and raise HostError if the repository cannot be read.
-    """
-
-    text: str
-
-    def check(self) -> None:
-        """Raises HostError unless the repository can be read."""
-
-    def models(self) -> list[ModelDirectory]:
-        """The models, sorted by name."""
-
-    def find(self, name: str) -> ModelDirectory | None:
-        """The model of this name, which may be any text; None if there is none."""
-
-
-@dataclass(slots=True)
-class MirrorCounts:
-    """What a mirror has done: objects fetched and found in the cache, bytes, seconds, failures."""
-
-    listings: int = 0
-    listing_seconds: float = 0.0
-    fetched_objects: int = 0
-    cached_objects: int = 0
-    fetched_bytes: int = 0
-    fetch_seconds: float = 0.0
-    failures: int = 0
-
-
-class StoredModel(Protocol):
-    """A model in an object store, as it was when it was listed."""
-
-    @property
-    def root(self) -> str:
-        """The place of the model, with which the paths in the fingerprint begin."""
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """The files as they were listed. Raises HostError if they cannot be a model directory."""
-
-    async def fetch(
-        self,
-        versions: Collection[int] | None = None,
-        reads: Callable[[str, int], bool] | None = None,
-    ) -> tuple[FetchedDirectory, Fingerprint]:
-        """Returns a directory with the contents of these versions, or of all, and what is in it.
-
-        `reads`: whether the content of a file is needed, by its path in the model and its size;
-        other files are there without it. An object that has changed since is listed again: the
-        fingerprint returned is that of the directory. Raises HostError.
-        """
-
-
-class RepositoryMirror(RepositorySource, Protocol):
-    """A repository elsewhere: what it had when it was listed last, and its models in a cache.
-
-    The directory of a model has all names, but only the contents of configuration files.
-    """
-
-    counts: MirrorCounts
-
-    async def refresh(self, name: str = "") -> None:
-        """Lists all models again, or one. An error is kept for the methods above."""
-
-    def describe_fetch(self, name: str) -> str:
-        """How far the fetch of a model is, "" if there is none."""
-
-    async def disconnect(self) -> None:
-        """Ends what reads the store; what was listed stays."""
-
-    async def close(self) -> None:
-        """Removes the directories of models, and ends what reads the store."""
 
 
 class _Folder:
-    """A repository that is a directory."""
+    """A repository that is a directory. Its methods are those of `StoreMirror`, and block."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -202,32 +67,6 @@ class _Folder:
         # The answer is no for a name that no file can have.
         found = _may_be_model(name) and os.path.isdir(self.path / name)
         return ModelDirectory(name, self.path / name) if found else None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelDirectory:
-    """The directory of a model.
-
-    `duplicated`: several repositories contain the model. `stored`: the model in its object store;
-    None if the contents are in the directory.
-    """
-
-    name: str
-    path: Path
-    duplicated: bool = False
-    stored: StoredModel | None = None
-
-    def fingerprint(self, known: str, compute: FingerprintFunction) -> Fingerprint:
-        """The fingerprint, by `compute` if the files are in the directory; `known`: the model.
-
-        Blocks. Raises HostError.
-        """
-        return compute(known, self.path) if self.stored is None else self.stored.fingerprint
-
-    def check(self) -> None:
-        """Raises HostError if its files could not be listed, or its configuration not be read."""
-        if self.stored is not None:
-            self.stored.fingerprint  # noqa: B018  # raises the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +99,7 @@ class Repository:
         self,
         paths: Iterable[Path],
         namespaces: bool = False,
-        mirrors: Iterable[RepositoryMirror] = (),
+        mirrors: Iterable[StoreMirror] = (),
     ) -> None:
         """`namespaces`: models of several repositories may share a name.
 
@@ -269,7 +108,10 @@ class Repository:
         """
         self.mirrors = sorted(mirrors, key=lambda mirror: mirror.text)
         self.namespaces = namespaces
-        self._sources: list[RepositorySource] = [*map(_Folder, sorted(set(paths))), *self.mirrors]
+        self._sources: list[_Folder | StoreMirror] = [
+            *map(_Folder, sorted(set(paths))),
+            *self.mirrors,
+        ]
         self._keeps_listing = False
         self._listing: asyncio.Task[None] | None = None
         self._looked_up = -_LOOK_UP_SECONDS
@@ -326,6 +168,16 @@ class Repository:
         space, name = self.namespace_of(known), split_qualified_name(known)[1]
         mirrors = (one for one in self.mirrors if space in ("", one.text))
         return next(filter(None, (one.describe_fetch(name) for one in mirrors)), "")
+
+    async def fetch(
+        self,
+        model: ListedModel,
+        versions: Collection[int] | None = None,
+        reads: Reads | None = None,
+    ) -> tuple[Lease, Fingerprint]:
+        """As `StoreMirror.fetch`, of the repository that the model is in."""
+        mirror = next(one for one in self.mirrors if one.text == model.repository)
+        return await mirror.fetch(model, versions, reads)
 
     async def close(self) -> None:
         """Closes the mirrors."""
@@ -450,129 +302,3 @@ def _subdirectories(repository: Path) -> list[str]:
 
 def _stat_failure(path: Path) -> HostError:
     return internal(f"failed to stat file {path}")
-
-
-def list_versions(model_dir: Path, filename: str = "") -> list[int]:
-    """The versions in the model directory, ascending. Logs which other directories are ignored.
-
-    `filename`: the model's file, in addition to those that frameworks have. Source:
-    docs/reference/configuration-and-scheduling.md, "Version directories". Blocks. Raises HostError
-    INTERNAL if the directory cannot be read.
-    """
-    for name in find_subdirectories(model_dir):
-        if name in _NOT_VERSIONS or is_version(name):
-            continue
-        if name.startswith("0"):
-            _log.warning(
-                "ignore version directory '%s' which contains leading zeros in its directory name",
-                name,
-            )
-        elif not _belongs_to_model(model_dir / name):
-            _log.log(
-                logging.WARNING if _holds_model(model_dir / name, filename) else logging.DEBUG,
-                "ignore version directory '%s' which fails to convert to integral number",
-                name,
-            )
-    return find_versions(model_dir)
-
-
-def list_served_versions(model_dir: Path, config: ModelConfig) -> list[int]:
-    """As `list_versions`; an ensemble without a version directory has version 1.
-
-    An ensemble has no files of its own, and tools such as git keep no empty directories. Source:
-    docs/reference/ensembles.md, "Ensembles".
-    """
-    found = list_versions(model_dir, config.default_model_filename)
-    return found or ([1] if is_ensemble(config) else [])
-
-
-def _belongs_to_model(folder: Path) -> bool:
-    """Whether a folder without a number belongs to the model: an imported package, a cache."""
-    hidden = folder.name.startswith(".") or folder.name == "__pycache__"
-    return hidden or (folder / "__init__.py").exists()
-
-
-def _holds_model(folder: Path, filename: str) -> bool:
-    """Whether a folder without a number may be meant as a version; others hold assets."""
-    return any(folder.glob("model.*")) or bool(filename) and os.path.exists(folder / filename)
-
-
-def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
-    """The versions that the version policy selects, ascending. Logs which are missing.
-
-    Raises HostError INVALID_ARG if there are none.
-    """
-    chosen = apply_version_policy(config, available)
-    for version in sorted(set(config.version_policy.specific.versions) - set(available)):
-        _log.warning(
-            "version %d is specified for model '%s', but the version directory is not present",
-            version,
-            config.name,
-        )
-    if not chosen:
-        found = ", ".join(map(str, sorted(available)))
-        raise invalid_argument(
-            "at least one version must be available under the version policy of "
-            f"model '{config.name}': "
-            + (
-                f"its versions are {found}"
-                if found
-                else "it has no version folder, such as '1' (its name must be a number)"
-            )
-        )
-    return chosen
-
-
-def model_file_path(model_dir: Path, version: int, config: ModelConfig) -> Path:
-    """The file that implements a version, which need not exist. Blocks.
-
-    Its name must not lead out of the model directory. Links may: the owner of the repository makes
-    them, and they are common where files come from a store
-    (docs/reference/configuration-and-scheduling.md, "Files of a model"). Raises HostError
-    INVALID_ARG for a name that leads out, and for a pipe, a socket or a device.
-    """
-    path = Path(os.path.normpath(model_dir / str(version) / config.default_model_filename))
-    if not path.is_relative_to(os.path.normpath(model_dir)):
-        raise invalid_argument(
-            f"model file path '{path}' in model '{config.name}' is outside model directory"
-        )
-    try:
-        check_regular(path)
-    except OSError as error:
-        raise invalid_argument(
-            f"model file '{path}' of model '{config.name}' cannot be read: {error.strerror}"
-        ) from None
-    return path
-
-
-def read_labels(model_dir: Path, config: ModelConfig) -> dict[str, list[str]]:
-    """The labels of each output that has a label file, one per line.
-
-    Source: docs/reference/configuration-and-scheduling.md, "Files of a model". Raises HostError
-    UNSUPPORTED for a file outside of the model directory, INTERNAL for one that cannot be read.
-    """
-    labels = {}
-    for output in config.output:
-        if not output.label_filename:
-            continue
-        path = model_dir / output.label_filename
-        if not _inside(path, model_dir):
-            raise unsupported(
-                f"label file path '{path}' for output '{output.name}' in model "
-                f"'{config.name}' is outside model directory"
-            )
-        try:
-            check_regular(path)
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise internal(f"failed to open text file for read {path}: {reason}") from None
-        lines = text.split("\n")
-        labels[output.name] = lines[:-1] if lines[-1] == "" else lines
-    return labels
-
-
-def _inside(path: Path, directory: Path) -> bool:
-    """Whether the path stays in the directory once links and `..` are resolved."""
-    # Path.resolve would fail where links form cycles.
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))

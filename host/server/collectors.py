@@ -19,7 +19,8 @@ from host.metrics.overview import InstanceOverview, ModelOverview, ServerOvervie
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel, ModelVersion, Registry
 from host.release import RELEASE
-from host.repository.repository import Repository, RepositoryMirror, qualified_name
+from host.repository.object_store.mirror import StoreMirror
+from host.repository.repository import Repository, qualified_name
 from host.scheduling.dynamic import DynamicScheduler
 from host.system.resources import resident_bytes
 
@@ -137,7 +138,7 @@ class MetricsCollector:
             self._timer.cancel()
 
 
-def _collect_mirror(snapshot: MetricsSnapshot, mirror: RepositoryMirror) -> None:
+def _collect_mirror(snapshot: MetricsSnapshot, mirror: StoreMirror) -> None:
     counts, labels = mirror.counts, (("repository", mirror.text),)
     for name in ("listings", "listing_seconds", "fetched_bytes", "fetch_seconds", "failures"):
         snapshot[f"pbhost_repository_{name}_total"].add(labels, getattr(counts, name))

@@ -44,7 +44,7 @@ from host.options.validators import memory_budget as read_memory_budget
 from host.options.validators import read_policies
 from host.remote_models import RemoteModelProvider, RemoteModels
 from host.repository.fingerprint import FingerprintFunction, ImportedFiles, compute_fingerprint
-from host.repository.object_store.mirror import open_repository
+from host.repository.open_repository import open_repository
 from host.repository.override import UploadedDirectories
 from host.repository.repository import Repository
 from host.scheduling.rate_limiter import RateLimiter, ResourceLimit

@@ -19,14 +19,12 @@ import pytest
 
 from host.errors import HostError
 from host.repository.fingerprint import Fingerprint
+from host.repository.model_directory import ModelDirectory
 from host.repository.object_store import mirror as mirror_module
-from host.repository.object_store.mirror import MirrorSettings, open_repository
-from host.repository.repository import (
-    FetchedDirectory,
-    ModelDirectory,
-    Repository,
-    RepositoryMirror,
-)
+from host.repository.object_store.cache import Lease
+from host.repository.object_store.mirror import StoreMirror
+from host.repository.open_repository import MirrorSettings, open_repository
+from host.repository.repository import Repository
 from tests.conftest import DEADLINE
 from tests.object_stores import BUCKET, ENVIRONMENT, Application, S3Server
 
@@ -57,7 +55,7 @@ def prefix(
 
 
 @asynccontextmanager
-async def opened(url: str, cache: Path, limit: int = 0) -> AsyncIterator[RepositoryMirror]:
+async def opened(url: str, cache: Path, limit: int = 0) -> AsyncIterator[StoreMirror]:
     """The mirror of a repository that has been listed."""
     settings = MirrorSettings(cache, limit, parts=4, stall_seconds=STALL_SECONDS)
     repository = open_repository([url], False, settings)
@@ -68,7 +66,7 @@ async def opened(url: str, cache: Path, limit: int = 0) -> AsyncIterator[Reposit
         await repository.close()
 
 
-def find(mirror: RepositoryMirror, name: str) -> ModelDirectory:
+def find(mirror: StoreMirror, name: str) -> ModelDirectory:
     """A model as it was listed last. Raises HostError if the listing failed."""
     found = mirror.find(name)
     if found is None:
@@ -77,21 +75,21 @@ def find(mirror: RepositoryMirror, name: str) -> ModelDirectory:
     return found
 
 
-def names(mirror: RepositoryMirror) -> list[str]:
+def names(mirror: StoreMirror) -> list[str]:
     return [model.name for model in mirror.models()]
 
 
-def fingerprint(mirror: RepositoryMirror, name: str) -> Fingerprint:
+def fingerprint(mirror: StoreMirror, name: str) -> Fingerprint:
     stored = find(mirror, name).stored
     assert stored is not None
     return stored.fingerprint
 
 
-async def fetch_from(mirror: RepositoryMirror, name: str) -> FetchedDirectory:
+async def fetch_from(mirror: StoreMirror, name: str) -> Lease:
     """A model in the cache. Raises HostError."""
     stored = find(mirror, name).stored
     assert stored is not None
-    fetched, _ = await stored.fetch()
+    fetched, _ = await mirror.fetch(stored)
     return fetched
 
 
@@ -958,7 +956,7 @@ def reading_process() -> psutil.Process:
 @asynccontextmanager
 async def fetching(
     s3: S3Server, prefix: str, cache: Path
-) -> AsyncIterator[tuple[RepositoryMirror, asyncio.Task[Any], threading.Event]]:
+) -> AsyncIterator[tuple[StoreMirror, asyncio.Task[Any], threading.Event]]:
     """A mirror, a fetch that waits for the store, and what lets the store answer."""
     s3.put_files(prefix, FILES)
     asked, released = threading.Event(), threading.Event()

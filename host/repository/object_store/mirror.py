@@ -6,55 +6,53 @@ import asyncio
 import hashlib
 import logging
 import os
-import re
 import secrets
 import shutil
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from host.config.defaults import is_version
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
-from host.repository.fingerprint import CACHES, Fingerprint
+from host.repository.fingerprint import Fingerprint
+from host.repository.model_directory import ModelDirectory
 from host.repository.object_store.cache import Lease, ModelCache, RepositoryCache
-from host.repository.object_store.client import StoreProcess, check_library
-from host.repository.object_store.location import is_store_url, parse_store_url
-from host.repository.object_store.stored_object import NEW, UNLISTED, ObjectChanged, StoredObject
-from host.repository.repository import (
-    MirrorCounts,
-    ModelDirectory,
-    Repository,
-    RepositoryScan,
-    StoredModel,
-)
+from host.repository.object_store.client import StoreProcess
+from host.repository.object_store.listed_model import ListedModel, group_by_model
+from host.repository.object_store.stored_object import NEW, ObjectChanged, StoredObject
 from host.system.event_loop import run_all, run_in_thread
 from host.system.files import PrivateDirectory
 from host.system.resources import format_bytes
-
-StrPath = str | os.PathLike[str]
-"""A path, or the URL of a place in an object store."""
 
 Reads = Callable[[str, int], bool]
 """Whether the content of a file is needed, by its path in the model and its size."""
 
 _log = logging.getLogger("pbhost")
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _REPORT_SECONDS = 10.0
 _MAX_CONFIG_BYTES = 16 << 20
-_MAX_NAME_BYTES = 255
 _LISTINGS = 16  # of models, at the same time
 _TRIES_OF_CHANGED = 3
 _REPLACED_SECONDS = 600.0  # no load reads a stand-in that was replaced before
+
+
+@dataclass(slots=True)
+class MirrorCounts:
+    """What a mirror has done: objects fetched and found in the cache, bytes, seconds, failures."""
+
+    listings: int = 0
+    listing_seconds: float = 0.0
+    fetched_objects: int = 0
+    cached_objects: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+    failures: int = 0
 
 
 @dataclass(slots=True)
@@ -82,49 +80,6 @@ class Transfer:
         if self.done:
             text += f", {format_bytes(round(self.rate))}/s, {self.seconds_left:.0f} s left"
         return text
-
-
-@dataclass(frozen=True, slots=True)
-class ListedModel:
-    """A model as the store lists it; files by their paths in the model directory.
-
-    `error`: why it cannot be made a directory. `directory`: its stand-in, if that could be made.
-    """
-
-    mirror: StoreMirror
-    name: str
-    files: Mapping[str, StoredObject]
-    folders: frozenset[str]
-    listed: Fingerprint
-    error: HostError | None = None
-    directory: Path | None = None
-
-    @property
-    def root(self) -> str:
-        """What the paths in the fingerprint begin with."""
-        return f"{self.mirror.text}/{self.name}"
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """The files as they were listed, by URL. Raises HostError."""
-        if self.error is not None:
-            raise self.error
-        return self.listed
-
-    @property
-    def model_directory(self) -> ModelDirectory:
-        """The stand-in: a directory that is complete except for most contents."""
-        path = Path(os.devnull, self.name) if self.directory is None else self.directory
-        return ModelDirectory(self.name, path, stored=self)
-
-    async def fetch(
-        self, versions: Collection[int] | None = None, reads: Reads | None = None
-    ) -> tuple[Lease, Fingerprint]:
-        """Returns a directory in the cache, whose lease the caller closes, and what is in it.
-
-        See `StoredModel`. Only what the cache does not have is fetched. Raises HostError.
-        """
-        return await self.mirror.fetch(self, versions, reads)
 
 
 @dataclass(eq=False, slots=True)
@@ -181,12 +136,12 @@ class StoreMirror:
         """The models, sorted by name. Raises HostError if they could not be listed."""
         if self._error is not None:
             raise self._error
-        return [model.model_directory for _, model in sorted(self._models.items())]
+        return [_directory(model) for _, model in sorted(self._models.items())]
 
     def find(self, name: str) -> ModelDirectory | None:
         """The model of this name, if the repository has one."""
         model = self._models.get(name)
-        return None if model is None else model.model_directory
+        return None if model is None else _directory(model)
 
     async def disconnect(self) -> None:
         """Ends the process that reads the store; what was listed stays."""
@@ -195,9 +150,10 @@ class StoreMirror:
     async def close(self) -> None:
         """Removes the stand-ins, and ends the process that reads the store."""
         await self.disconnect()
-        await asyncio.to_thread(self._remove_stand_ins)
+        await asyncio.to_thread(self.remove_stand_ins)
 
-    def _remove_stand_ins(self) -> None:
+    def remove_stand_ins(self) -> None:
+        """Removes the directories of models that were not fetched. Blocks."""
         with self._stand_ins_lock:
             if self._stand_ins is not None:
                 self._stand_ins.close()
@@ -244,7 +200,7 @@ class StoreMirror:
                 f"'{self.text}' is a model, expected a model repository: '{parent}'"
             )
             return
-        listed, ignored = await asyncio.to_thread(_by_model, self, found)
+        listed, ignored = await asyncio.to_thread(group_by_model, self.text, found)
         if name:
             listed = {one: model for one, model in listed.items() if one == name}
         prepared = await self._prepare(listed)
@@ -328,9 +284,7 @@ class StoreMirror:
         """The contents of the configuration files, from the cache if they are there."""
         folder = self._cache.model(self.text, model.name)
         contents = {}
-        for path, stored in model.files.items():
-            if not _is_config(path):
-                continue
+        for path, stored in model.configs.items():
             if stored.size > _MAX_CONFIG_BYTES:
                 raise invalid_argument(
                     f"'{model.root}/{path}' has {stored.size} bytes, too many for a"
@@ -382,9 +336,17 @@ class StoreMirror:
     # Fetching
 
     async def fetch(
-        self, model: ListedModel, versions: Collection[int] | None, reads: Reads | None
+        self,
+        model: ListedModel,
+        versions: Collection[int] | None = None,
+        reads: Reads | None = None,
     ) -> tuple[Lease, Fingerprint]:
-        """See `ListedModel.fetch`."""
+        """A directory with the contents of these versions, or of all, and what is in it.
+
+        `reads`: which contents are needed; other files are there without it. Only what the cache
+        does not have is fetched. An object that has changed since is listed again: the fingerprint
+        is that of the directory, whose lease the caller closes. Raises HostError.
+        """
         for left in reversed(range(_TRIES_OF_CHANGED)):
             fingerprint = model.fingerprint
             try:
@@ -393,7 +355,7 @@ class StoreMirror:
                 _log.warning("%s", error.message, extra=model_fields(model.name))
                 await self.refresh(model.name)
                 listed = self._models.get(model.name)
-                if not left or listed is None or _configs(listed) != _configs(model):
+                if not left or listed is None or listed.configs != model.configs:
                     raise
                 model = listed
         raise AssertionError("the last try returns or raises")
@@ -491,220 +453,16 @@ class StoreMirror:
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class MirrorSettings:
-    """How repositories in object stores are fetched.
-
-    Attributes:
-        cache: The cache folder.
-        limit: The most bytes in it; 0 is no limit.
-        parts: The most parts of objects that are read at the same time.
-        stall_seconds: The most seconds without a byte.
-    """
-
-    cache: Path
-    limit: int
-    parts: int
-    stall_seconds: float
-
-
-def open_repository(
-    places: Iterable[StrPath], namespaces: bool, settings: MirrorSettings
-) -> Repository:
-    """The repository of directories and URLs. Nothing has been listed yet. Blocks.
-
-    Raises HostError.
-    """
-    texts = {os.fspath(place) for place in places}
-    urls = {parse_store_url(text).url for text in texts if is_store_url(text)}
-    cache = RepositoryCache(settings.cache, settings.limit)
-    for url in urls:
-        check_library(url)
-    process = StoreProcess(settings.parts)
-    mirrors = [StoreMirror(url, process, cache, settings.stall_seconds) for url in urls]
-    paths = [Path(text) for text in texts if not is_store_url(text)]
-    return Repository(paths, namespaces, mirrors)
-
-
-@contextmanager
-def scan_now(
-    places: Iterable[StrPath], namespaces: bool, settings: MirrorSettings
-) -> Iterator[RepositoryScan]:
-    """The models of repositories, whose configuration files can be read meanwhile. Blocks.
-
-    May be called where an event loop runs. Raises HostError.
-    """
-    repository = open_repository(places, namespaces, settings)
-    try:
-        if repository.mirrors:
-            _run_apart(_list_once(repository))
-        repository.check_paths()
-        yield repository.scan()
-    finally:
-        if repository.mirrors:
-            _run_apart(repository.close())
-
-
-async def _list_once(repository: Repository) -> None:
-    """Lists the stores, and leaves nothing that belongs to this event loop."""
-    try:
-        await repository.refresh()
-    finally:
-        for mirror in repository.mirrors:
-            await mirror.disconnect()
-
-
-def _run_apart(work: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine in an event loop of its own, as the thread may run another one. Blocks."""
-    with ThreadPoolExecutor(1) as executor:
-        executor.submit(asyncio.run, work).result()
-
-
-async def fetch_models(
-    places: Iterable[StrPath],
-    settings: MirrorSettings,
-    choose: Callable[[ModelDirectory], Reads],
-) -> RepositoryScan:
-    """All models, with the contents of chosen files in the cache for as long as this process runs.
-
-    `choose`: which files of a model; its configuration can be read. It may block. Raises HostError
-    if a repository cannot be read. A model that cannot be fetched has the error in `failures`, by
-    its URL.
-    """
-    repository = open_repository(places, False, settings)
-    try:
-        await repository.refresh()
-        repository.check_paths()
-        return await _with_contents(repository.scan(), choose)
-    finally:
-        await repository.close()
-
-
-async def _with_contents(
-    scan: RepositoryScan, choose: Callable[[ModelDirectory], Reads]
-) -> RepositoryScan:
-
-    async def fetch(known: str, directory: ModelDirectory, stored: StoredModel) -> None:
-        try:
-            directory.check()
-            reads = await asyncio.to_thread(choose, directory)
-            fetched, _ = await stored.fetch(reads=reads)
-        except HostError as error:
-            scan.failures[stored.root] = error
-            del scan.models[known]
-        else:
-            scan.models[known] = replace(directory, path=fetched.path)
-
-    await run_all(
-        [
-            fetch(known, directory, directory.stored)
-            for known, directory in scan.models.items()
-            if directory.stored is not None
-        ]
-    )
-    return scan
-
-
-async def fetch_model(url: str, settings: MirrorSettings) -> Path:
-    """The directory of one model in the cache, for as long as this process runs, whatever program.
-
-    Raises HostError.
-    """
-    parent, name = parse_store_url(url).parent
-    repository = open_repository([parent.url], False, settings)
-    try:
-        await repository.refresh(name)
-        found = await asyncio.to_thread(repository.find_model_directory, name)
-        assert found.stored is not None
-        fetched, _ = await found.stored.fetch()
-        fetched.keep()
-        return fetched.path
-    finally:
-        await repository.close()
-
-
-def _by_model(
-    mirror: StoreMirror, found: Iterable[StoredObject]
-) -> tuple[dict[str, ListedModel], dict[str, str]]:
-    """The models of a listing, and objects that belong to none, with what they are."""
-    by_name: dict[str, list[StoredObject]] = {}
-    empty: set[str] = set()
-    ignored: dict[str, str] = {}
-    for stored in found:
-        name, slash, rest = stored.path.partition("/")
-        if not _is_path(stored.path) and stored.size != UNLISTED:
-            ignored[stored.path] = "which no file can be named"
-        elif not slash and not stored.size:
-            empty.add(name)  # or the mark of a folder
-        elif slash:
-            by_name.setdefault(name, [])
-            if stored.size == UNLISTED or CACHES.isdisjoint(rest.split("/")):
-                by_name[name].append(stored)
-    models = {
-        name: _listed_model(mirror, name, objects)
-        for name, objects in by_name.items()
-        if not name.startswith(".") and name != "__pycache__"
-    }
-    marks = empty - by_name.keys()  # of jobs
-    return models, ignored | dict.fromkeys(marks, "an empty object that is no folder")
-
-
-def _is_path(path: str) -> bool:
-    """Whether a key is the path of a file below a folder."""
-    return {"", ".", ".."}.isdisjoint(path.split("/")) and not _CONTROL.search(path)
-
-
-def _listed_model(mirror: StoreMirror, name: str, objects: Iterable[StoredObject]) -> ListedModel:
-    root = f"{mirror.text}/{name}"
-    files = {stored.path.removeprefix(f"{name}/"): stored for stored in objects}
-    folders = {path[:end] for path in files for end, letter in enumerate(path) if letter == "/"}
-    # Tools mark a folder by an empty object; the library removes the slash at the end of its key.
-    for path in [path for path, stored in files.items() if not stored.size]:
-        if path in folders or is_version(path):
-            folders.add(path)
-            del files[path]
-    fingerprint: set[tuple[str, int, int]] = {(f"{root}/{folder}", 0, 0) for folder in folders}
-    fingerprint.update(
-        (f"{root}/{path}", int(stored.identity, 16), stored.size) for path, stored in files.items()
-    )
-    error = _find_error(root, files, folders)
-    return ListedModel(mirror, name, files, frozenset(folders), frozenset(fingerprint), error)
-
-
-def _find_error(
-    root: str, files: Mapping[str, StoredObject], folders: Collection[str]
-) -> HostError | None:
-    """Why the objects cannot be files of a directory."""
-    if len(root.rpartition("/")[2].encode()) > _MAX_NAME_BYTES:
-        return invalid_argument(f"'{root}' has a longer name than a folder can have")
-    for path, stored in files.items():
-        if stored.size == UNLISTED:
-            return unavailable(
-                f"failed to list '{root}': no file can be named '{stored.path}'; rename this object"
-            )
-        if path in folders:
-            return invalid_argument(
-                f"'{root}/{path}' is both an object and a folder of other objects; remove one"
-            )
-        segments = path.split("/")
-        if any(len(segment.encode()) > _MAX_NAME_BYTES for segment in segments):
-            return invalid_argument(f"'{root}/{path}' has a longer name than a file can have")
-    return None
+def _directory(model: ListedModel) -> ModelDirectory:
+    """The stand-in: a directory that is complete except for most contents."""
+    path = Path(os.devnull, model.name) if model.directory is None else model.directory
+    return ModelDirectory(model.name, path, stored=model)
 
 
 def _discard(lease: Lease | None) -> None:
     """Ends a use that has lost its user."""
     if lease is not None:
         lease.close()
-
-
-def _is_config(path: str) -> bool:
-    folder, _, name = path.rpartition("/")
-    return path == "config.pbtxt" or (folder == "configs" and name.endswith(".pbtxt"))
-
-
-def _configs(model: ListedModel) -> set[StoredObject]:
-    return {stored for path, stored in model.files.items() if _is_config(path)}
 
 
 def _is_needed(top: str, versions: Collection[int] | None) -> bool:

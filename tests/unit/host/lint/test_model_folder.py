@@ -6,7 +6,7 @@ from pathlib import Path
 
 from host.lint.model_folder import LintSettings, choose_files
 from host.models.backends import Backends
-from host.repository.repository import ModelDirectory
+from host.repository.model_directory import ModelDirectory
 
 LARGE = 1 << 30
 CONFIG = """

@@ -13,14 +13,14 @@ from host.config.pbtxt import parse_pbtxt
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError
 from host.repository.fingerprint import compute_fingerprint
-from host.repository.repository import (
+from host.repository.model_directory import (
     ModelDirectory,
-    Repository,
     list_versions,
     model_file_path,
     read_labels,
     select_versions,
 )
+from host.repository.repository import Repository
 
 
 def config(text: str = "") -> ModelConfig:
