@@ -310,6 +310,11 @@ def test_a_stub_starts_without_what_it_does_not_need() -> None:
     assert not loaded & {"asyncio", "grpc", "google", "tritonclient", "torch", "host", "ml_dtypes"}
 
 
+def test_a_process_of_the_load_generator_starts_without_what_it_does_not_need() -> None:
+    loaded = loaded_by("import host.load_generator.worker")
+    assert not loaded & {"grpc", "google", "tritonclient", "numpy", "ml_dtypes"}
+
+
 def test_heavy_libraries_are_not_imported_by_the_host() -> None:
     loaded = loaded_by("import host.__main__, host.server.server, host.server.blocking_server")
     assert not loaded & {"torch", "onnxruntime", "tensorrt", "tensorflow", "opentelemetry", "ray"}

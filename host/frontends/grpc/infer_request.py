@@ -19,13 +19,17 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError, invalid_argument
 from host.frontends.grpc.contents import MIN_LARGE_INPUT_BYTES, ContentsConverter, LargeInput
-from host.frontends.grpc.protobuf_wire import (
-    LONGEST_LENGTH,
+from host.frontends.grpc.field_limits import (
     MIN_CHECKED_BYTES,
-    PlacedMessage,
     TensorCounts,
     check_field_counts,
     no_tensor_counts,
+)
+from host.frontends.grpc.protobuf_wire import (
+    LENGTH_DELIMITED,
+    LONGEST_LENGTH,
+    RAW_TAG,
+    PlacedMessage,
     read_varint,
 )
 from host.frontends.inference_core import RegionLookup
@@ -168,12 +172,11 @@ def output_options(name: str, parameters: Mapping[str, Any]) -> tuple[RegionPart
 
 _MAX_DESCRIBED = 256  # models and versions
 _REQUEST_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
-_LENGTH_DELIMITED = 2
 MIN_VIEW_BYTES = 8192  # bytes of a message; below that, a copied slice is cheaper than a memoryview
 
 
 def _tag(name: str) -> int:
-    return int(_REQUEST_FIELDS[name].number) << 3 | _LENGTH_DELIMITED
+    return int(_REQUEST_FIELDS[name].number) << 3 | LENGTH_DELIMITED
 
 
 _MODEL_NAME_TAG = _tag("model_name")
@@ -182,7 +185,6 @@ ID_TAG = _tag("id")
 PARAMETERS_TAG = _tag("parameters")
 _INPUTS_TAG = _tag("inputs")
 _OUTPUTS_TAG = _tag("outputs")
-RAW_TAG = _tag("raw_input_contents")
 
 ParsedInput = tuple[str, str, tuple[int, ...], Any]
 """Name, datatype, shape, and the InferInputTensor itself if it has parameters or contents; a

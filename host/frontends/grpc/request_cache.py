@@ -23,7 +23,6 @@ from host.frontends.grpc.infer_request import (
     MIN_VIEW_BYTES,
     MODEL_VERSION_TAG,
     PARAMETERS_TAG,
-    RAW_TAG,
     SEQUENCE_PARAMETERS,
     InferMessage,
     apply_parameters,
@@ -31,7 +30,7 @@ from host.frontends.grpc.infer_request import (
     read_usual_request,
 )
 from host.frontends.grpc.infer_response import encode_infer_response
-from host.frontends.grpc.protobuf_wire import LONGEST_LENGTH, PlacedMessage, read_varint
+from host.frontends.grpc.protobuf_wire import LONGEST_LENGTH, RAW_TAG, PlacedMessage, read_varint
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import Buffer, InferRequest, InferResponse, RequestShape, Tensor
 from stub.wire.arena import Block

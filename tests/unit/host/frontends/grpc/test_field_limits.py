@@ -1,4 +1,4 @@
-"""The wire format of protobuf: varints, and limits on the fields of a message."""
+"""The limits on the fields of a message."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError
+from host.frontends.grpc.field_limits import check_field_counts
 from host.frontends.grpc.infer_request import parse_infer_request
-from host.frontends.grpc.protobuf_wire import MAX_FIELDS, check_field_counts
+from host.frontends.grpc.protobuf_wire import MAX_FIELDS
 
 NAMED = pb.ModelInferRequest(model_name="m", model_version="2").SerializeToString()
 INPUT = pb.ModelInferRequest.InferInputTensor
