@@ -1,14 +1,17 @@
-"""Parses the command lines of the subcommands that send or check something once."""
+"""Parses the command lines of the subcommands, and ends those that fail."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from host.errors import HostError
+from host.logs.formats import escape_control_characters
 from host.options.flags import (
     Flag,
     FlagGroup,
@@ -22,6 +25,7 @@ from host.options.flags import (
     usage,
 )
 
+EXIT_FAILED, EXIT_USAGE = 1, 2
 DEFAULT_URL = "http://localhost:8000"
 
 _Options = TypeVar("_Options")
@@ -80,8 +84,7 @@ def parse_with_others(
         sys.stdout.write(usage(synopsis, shown, about=about, search=asked.search))
         sys.exit(0)
     except InvalidValue as error:
-        sys.stderr.write(f"{describe_misuse(command, str(error), error.advice)}\n")
-        sys.exit(2)
+        fail_misuse(command, error)
     by_name = {flag.name: flag for flag in others}
     texts = [(by_name[name], text) for name, text in line.texts if name in by_name]
     return list(line.positional), options, texts
@@ -92,6 +95,41 @@ def _lacks_url(given: Sequence[str], required: Sequence[str], repeated: bool) ->
     if not given or len(required) == 1:
         return not given
     return "://" not in given[0] and (repeated or len(given) < len(required))
+
+
+@contextmanager
+def errors_end(command: str, *usage: type[Exception], one_line: bool = False) -> Iterator[None]:
+    """Ends the process with a message for an error: with status 2 for those of `usage`, else 1.
+
+    `one_line`: also if the text has several. Ctrl-C ends it with 1 and without a message.
+    """
+    try:
+        yield
+    except InvalidValue as error:
+        fail_misuse(command, error)
+    except UnicodeEncodeError as error:
+        text, status = f"expected UTF-8, got {error.object!a}", EXIT_USAGE
+    except usage as error:
+        text, status = str(error), EXIT_USAGE
+    except HostError as error:
+        text, status = error.message, EXIT_FAILED
+    except KeyboardInterrupt:
+        sys.exit(EXIT_FAILED)
+    else:
+        return
+    fail(command, " ".join(text.split()) if one_line else text, status)
+
+
+def fail(command: str, text: str, status: int = EXIT_FAILED) -> NoReturn:
+    """Ends the process with a message on stderr."""
+    sys.stderr.write(f"pbhost {command}: {escape_control_characters(text)}\n")
+    sys.exit(status)
+
+
+def fail_misuse(command: str, error: InvalidValue) -> NoReturn:
+    """Ends the process with a line about an invalid command line."""
+    sys.stderr.write(f"{describe_misuse(command, str(error), error.advice)}\n")
+    sys.exit(EXIT_USAGE)
 
 
 def check_inputs(texts: Sequence[str]) -> None:

@@ -12,11 +12,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from host.cli.arguments import check_inputs, parse_texts, split_inputs
+from host.cli.arguments import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    check_inputs,
+    errors_end,
+    fail,
+    parse_texts,
+    split_inputs,
+)
 from host.cli.bench_reports import REPORTS, format_milliseconds
 from host.cli.infer import URL, check_parameters, read_parameters
-from host.cli.model_client import ModelClient, TlsOptions, with_port
-from host.cli.server_client import HEADER_HELP, ServerClient, check_headers, read_headers
+from host.cli.model_client import ModelClient, with_port
+from host.cli.server_client import ConnectionOptions, ServerClient, read_headers
 from host.errors import HostError, invalid_argument, unsupported
 from host.load_generator.job import Protocol, Target
 from host.load_generator.measurement import (
@@ -39,11 +47,8 @@ from host.load_generator.requests import (
     sequence_step,
 )
 from host.load_generator.workers import Workers
-from host.logs.formats import escape_control_characters
 from host.options.flags import SIZE, SWITCH, FlagGroup, InvalidValue, integer, one_of
 from pb_utils._text_form import InvalidInput
-
-_EXIT_OK, _EXIT_FAILED, _EXIT_USAGE = 0, 1, 2
 
 _ABOUT = """\
 Sends requests to a model of a running server, and prints rates and latencies. URL is the address of
@@ -177,7 +182,7 @@ _measuring = FlagGroup("Measuring")
 
 
 @dataclass
-class BenchOptions(TlsOptions):
+class BenchOptions(ConnectionOptions):
     """The flags of `pbhost bench`."""
 
     concurrency: str = _load(
@@ -235,7 +240,6 @@ class BenchOptions(TlsOptions):
     )
     max_tokens: int = _requests(0, "Tokens of a response of /v1 at most; 0: no limit.", integer(0))
     stream: bool = _requests(True, "Whether chat and completions are streamed.")
-    header: list[str] = _requests([], HEADER_HELP, check=check_headers)
     timeout: float = _requests(
         60.0, "Seconds until the last response to a request.", check=_between(0.001, 1e6)
     )
@@ -258,30 +262,16 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Measures, prints a report, and exits."""
     (url, model), options = parse_texts(arguments, "bench [URL] MODEL", _ABOUT, BenchOptions)
     if not URL.fullmatch(url):
-        _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
-    try:
+        fail("bench", f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", EXIT_USAGE)
+    with errors_end("bench", InvalidInput, one_line=True):
         check_together(options)
         url = with_port(url.rstrip("/"))
-        with ModelClient(url, options.header, options.timeout, options) as client:
+        with ModelClient(url, options, options.timeout) as client:
             measured = _Bench(url, model, options, client).run()
-    except InvalidInput as error:
-        _fail(str(error), _EXIT_USAGE)
-    except UnicodeEncodeError as error:
-        _fail(f"expected UTF-8, got {error.object!a}", _EXIT_USAGE)
-    except HostError as error:
-        _fail(error.message, _EXIT_FAILED)
-    except KeyboardInterrupt:
-        sys.exit(_EXIT_FAILED)
     if not measured:
-        _fail("interrupted before anything was measured", _EXIT_FAILED)
+        fail("bench", "interrupted before anything was measured")
     failed = any(one.failed or one.interrupted or not one.sample.latencies for one in measured)
-    sys.exit(_EXIT_FAILED if failed else _EXIT_OK)
-
-
-def _fail(text: str, status: int) -> NoReturn:
-    line = " ".join(escape_control_characters(text).split())  # errors of models have several
-    sys.stderr.write(f"pbhost bench: {line}\n")
-    sys.exit(status)
+    sys.exit(EXIT_FAILED if failed else 0)
 
 
 class _Interrupt:
@@ -429,7 +419,7 @@ class _Bench:
         )  # fmt: skip
         chain = prompts.encode(self._url, self._headers)
         body = chain[0].partition(b"\r\n\r\n")[2]
-        client = ServerClient(self._url, options.header, options.timeout, self._client.tls)
+        client = ServerClient(self._url, options, options.timeout)
         try:
             client.post(prompts.path, body, {"Content-Type": "application/json"})
         except HostError as error:

@@ -10,13 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from host.cli.arguments import parse_texts
-from host.cli.server_client import HEADER_HELP, ServerClient, check_headers, check_timeout
+from host.cli.arguments import EXIT_FAILED, errors_end, parse_texts
+from host.cli.server_client import ConnectionOptions, ServerClient, check_timeout
 from host.errors import HostError, internal, unavailable
 from host.logs.formats import escape_control_characters
 from host.options.flags import FlagGroup, integer
-
-_EXIT_FAILED = 1
 
 _ABOUT = """\
 Sends each line of the input to a model with a chat API, and prints its answer as it arrives. URL is
@@ -35,13 +33,12 @@ _group = FlagGroup("Chat")
 
 
 @dataclass
-class ChatOptions:
+class ChatOptions(ConnectionOptions):
     """The flags of `pbhost chat`."""
 
     system: str = _group("", "First message of the conversation, with the role system.")
     max_tokens: int = _group(0, "Tokens of an answer at most; 0: the model decides.", integer(0))
     temperature: float = _group(-1.0, "Temperature; -1: the model decides.")
-    header: list[str] = _group([], HEADER_HELP, check=check_headers)
     timeout: float = _group(
         60.0, "Seconds without a part of the answer, at most.", check=check_timeout
     )
@@ -50,7 +47,8 @@ class ChatOptions:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Talks until the end of the input and exits."""
     (url, model), options = parse_texts(arguments, "chat [URL] MODEL", _ABOUT, ChatOptions)
-    client = ServerClient(url, options.header, options.timeout)
+    with errors_end("chat"):
+        client = ServerClient(url, options, options.timeout)
     messages: list[dict[str, str]] = []
     if options.system:
         messages.append({"role": "system", "content": options.system})
@@ -62,7 +60,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     except BrokenPipeError:  # the reader has enough; nothing more can be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         failed = True
-    sys.exit(_EXIT_FAILED if failed else 0)
+    sys.exit(EXIT_FAILED if failed else 0)
 
 
 def _talk(

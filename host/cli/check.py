@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import format_flag, parse_texts
+from host.cli.arguments import EXIT_FAILED, EXIT_USAGE, errors_end, fail, format_flag, parse_texts
 from host.cli.model_arguments import serve_flag
 from host.config.findings import Problem
 from host.errors import HostError, invalid_argument
@@ -32,8 +32,6 @@ from host.repository.object_store.location import is_store_url
 from host.repository.open_repository import fetch_models
 from host.repository.repository import RepositoryScan
 from stub.wire.paths import absolute_path
-
-_EXIT_OK, _EXIT_PROBLEMS, _EXIT_UNUSABLE = 0, 1, 2
 
 _ABOUT = """\
 Checks every model of the repositories and reports all problems that would prevent a server from
@@ -72,12 +70,12 @@ class CheckOptions:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the problems and exits; the status tells CI whether there are errors."""
     repositories, options = parse_texts(arguments, "check REPOSITORY ...", _ABOUT, CheckOptions)
-    try:
-        scan = _scan(repositories, options)
-    except HostError as error:
-        sys.stderr.write(f"pbhost check: {error.message}\n")
-        sys.exit(_EXIT_UNUSABLE)
-    problems = _problems(scan, options)
+    with errors_end("check"):
+        try:
+            scan = _scan(repositories, options)
+        except HostError as error:
+            fail("check", error.message, EXIT_USAGE)
+        problems = _problems(scan, options)
     errors = sum(not problem.warning for problem in problems)
     if options.format == "json":
         facts = [problem.to_dict for problem in problems]
@@ -96,7 +94,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
             _with_count(len(lines) - errors, "warning"),
         )
         sys.stdout.write("".join(lines) + "{}: {}, {}\n".format(*counted))
-    sys.exit(_EXIT_PROBLEMS if errors else _EXIT_OK)
+    sys.exit(EXIT_FAILED if errors else 0)
 
 
 def _scan(places: Sequence[str], options: CheckOptions) -> RepositoryScan:

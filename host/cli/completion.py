@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from host.cli.arguments import parse_texts
+from host.cli.arguments import EXIT_USAGE, fail, parse_texts
 from host.cli.bench import BenchOptions
 from host.cli.chat import ChatOptions
 from host.cli.check import CheckOptions
@@ -48,8 +48,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     (shell,), _ = parse_texts(arguments, "completion SHELL", _ABOUT, _Options)
     scripts = {"bash": _bash, "zsh": _zsh, "fish": _fish}
     if shell not in scripts:
-        sys.stderr.write(f"pbhost completion: expected bash, zsh or fish, got '{shell}'\n")
-        sys.exit(2)
+        fail("completion", f"expected bash, zsh or fish, got '{shell}'", EXIT_USAGE)
     sys.stdout.write(scripts[shell](_commands()))
     sys.exit(0)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from host.bls import BlsTargets
-from host.cli.arguments import parse_texts
+from host.cli.arguments import EXIT_FAILED, errors_end, parse_texts
 from host.cli.model_arguments import find_model, reject_repository, serve_flag
 from host.config.auto_complete import complete_config
 from host.config.json_form import from_json, to_dict, to_json
@@ -39,7 +39,6 @@ from host.tracing.tracer import Tracer
 from stub.wire.messages import ModelSource
 from stub.wire.paths import absolute_path
 
-_EXIT_FAILED = 1
 _DEFAULTS = Options()
 _STOP_SECONDS = 5.0
 
@@ -83,14 +82,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
     logger = logging.getLogger("pbhost")
     logger.addHandler(logging.StreamHandler(sys.stderr))
     logger.setLevel(logging.INFO)
-    try:
-        target = find_model(text, options.repository_cache_directory)
-        config = _from_folder(target, options) if target.is_dir() else _from_file(target)
-    except HostError as error:
-        sys.stderr.write(f"pbhost config: {error.message}\n")
-        sys.exit(_EXIT_FAILED)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.exit(_EXIT_FAILED)
+    with errors_end("config"):
+        try:
+            target = find_model(text, options.repository_cache_directory)
+            config = _from_folder(target, options) if target.is_dir() else _from_file(target)
+        except asyncio.CancelledError:  # by SIGTERM
+            sys.exit(EXIT_FAILED)
     if options.format == "json":
         text = json.dumps(to_dict(config), indent=2) + "\n"
     else:

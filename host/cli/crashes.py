@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from host.cli.arguments import format_flag, parse_texts, to_json
-from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
+from host.cli.arguments import errors_end, format_flag, parse_texts, to_json
+from host.cli.server_client import ConnectionOptions, ServerClient
 from host.crashes.quarantine import QuarantinedRequest
 from host.crashes.records import (
     CrashRecord,
@@ -22,7 +22,7 @@ from host.crashes.records import (
     summarize,
     tensor_folder,
 )
-from host.errors import HostError, invalid_argument, not_found
+from host.errors import invalid_argument, not_found
 from host.logs.formats import escape_control_characters, format_table
 from host.options.flags import SWITCH, FlagGroup
 
@@ -48,7 +48,7 @@ _group = FlagGroup("Crashes")
 
 
 @dataclass
-class CrashesOptions:
+class CrashesOptions(ConnectionOptions):
     """The flags of `pbhost crashes`."""
 
     show: str = _group("", f"Id of the record to show; '{_NEWEST}' for the newest one.")
@@ -59,7 +59,6 @@ class CrashesOptions:
         " models, or of --model.",
         SWITCH,
     )
-    header: list[str] = _group([], HEADER_HELP, check=check_headers)
     format: str = format_flag(_group)
 
 
@@ -67,17 +66,13 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the records and exits."""
     (source,), options = parse_texts(arguments, "crashes [URL|DIRECTORY]", _ABOUT, CrashesOptions)
     remote = source.startswith(("http://", "https://"))
-    try:
-        client = ServerClient(source, options.header)
-        records = _Server(client) if remote else _Directory(Path(source))
+    with errors_end("crashes"):
+        records = _Server(ServerClient(source, options)) if remote else _Directory(Path(source))
         if options.lift:
             text = _lift_quarantine(records, options.model)
         else:
             text = _describe(records, options)
         sys.stdout.write(text)
-    except HostError as error:
-        sys.stderr.write(f"pbhost crashes: {error.message}\n")
-        sys.exit(1)
     sys.exit(0)
 
 

@@ -10,18 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from host.cli.arguments import check_inputs, parse_texts, split_inputs
-from host.cli.model_client import ModelClient, TlsOptions
-from host.cli.server_client import HEADER_HELP, check_headers
+from host.cli.arguments import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    check_inputs,
+    errors_end,
+    fail,
+    parse_texts,
+    split_inputs,
+)
+from host.cli.model_client import ModelClient
+from host.cli.server_client import ConnectionOptions
 from host.client.messages import add_input, new_request
 from host.client.signature import encode_tensor
-from host.errors import HostError
 from host.inference.request import Parameter
 from host.options.flags import SIZE, FlagGroup, InvalidValue
 from pb_utils import Tensor
 from pb_utils._text_form import InvalidInput, format_response, read_inputs
 
-_EXIT_OK, _EXIT_FAILED, _EXIT_USAGE = 0, 1, 2
 URL = re.compile(r"(https?|grpcs?)://[^/]+/?")
 
 _ABOUT = """\
@@ -83,7 +89,7 @@ _group = FlagGroup("Request")
 
 
 @dataclass
-class InferOptions(TlsOptions):
+class InferOptions(ConnectionOptions):
     """The flags of `pbhost infer`."""
 
     input: list[str] = _group(
@@ -104,7 +110,6 @@ class InferOptions(TlsOptions):
         " this flag.",
         check=check_parameters,
     )
-    header: list[str] = _group([], HEADER_HELP, check=check_headers)
     timeout: float = _group(60.0, "Seconds to wait for the responses.", check=_check_positive)
 
 
@@ -112,19 +117,13 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the responses and exits."""
     (url, model), options = parse_texts(arguments, "infer [URL] MODEL", _ABOUT, InferOptions)
     if not URL.fullmatch(url):
-        _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
-    try:
-        with ModelClient(url, options.header, options.timeout, options) as client:
-            failed = _infer(client, model, options)
-    except InvalidInput as error:
-        _fail(str(error), _EXIT_USAGE)
-    except UnicodeEncodeError as error:
-        _fail(f"expected UTF-8, got {error.object!a}", _EXIT_USAGE)
-    except HostError as error:
-        _fail(error.message, _EXIT_FAILED)
-    except KeyboardInterrupt:
-        sys.exit(_EXIT_FAILED)
-    sys.exit(_EXIT_FAILED if failed else _EXIT_OK)
+        fail("infer", f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", EXIT_USAGE)
+    with (
+        errors_end("infer", InvalidInput),
+        ModelClient(url, options, options.timeout) as client,
+    ):
+        failed = _infer(client, model, options)
+    sys.exit(EXIT_FAILED if failed else 0)
 
 
 def _infer(client: ModelClient, model: str, options: InferOptions) -> bool:
@@ -157,8 +156,3 @@ def _infer(client: ModelClient, model: str, options: InferOptions) -> bool:
     if not failed:
         sys.stdout.write(f"done in {1000 * (time.perf_counter() - started):.3f} ms\n")
     return failed
-
-
-def _fail(text: str, status: int) -> NoReturn:
-    sys.stderr.write(f"pbhost infer: {text}\n")
-    sys.exit(status)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from host.cli.server_client import read_headers
+from host.cli.server_client import ConnectionOptions, read_headers
 from host.client.blocking import open_transport
 from host.client.channel import NoAnswer, Rpc, read_settings
 from host.client.grpc_transport import GrpcTransport
@@ -23,22 +21,8 @@ from host.client.messages import (
 )
 from host.client.signature import to_tensor
 from host.config.json_form import to_dict
-from host.errors import ErrorCode, HostError, internal, invalid_argument, unsupported
-from host.options.flags import FlagGroup
+from host.errors import ErrorCode, HostError, internal, unsupported
 from pb_utils import InferenceResponse, Tensor, TritonError
-
-_tls = FlagGroup("TLS")
-
-
-@dataclass
-class TlsOptions:
-    """The flags of a client that connects with TLS."""
-
-    ca_file: str = _tls(
-        "", "PEM file of certificate authorities to trust, instead of those of the machine."
-    )
-    certificate_file: str = _tls("", "PEM file with the certificate of the client.")
-    key_file: str = _tls("", "PEM file with the key of --certificate-file.")
 
 
 def with_port(url: str) -> str:
@@ -51,24 +35,16 @@ def with_port(url: str) -> str:
 class ModelClient:
     """Asks a running server. `timeout`: seconds until the last response of a call."""
 
-    def __init__(self, url: str, headers: Sequence[str], timeout: float, tls: TlsOptions) -> None:
-        """Raises HostError for an address, a header or files that cannot be used."""
-        if bool(tls.certificate_file) != bool(tls.key_file):
-            raise invalid_argument(
-                "a client certificate needs both --certificate-file and --key-file"
-            )
+    def __init__(self, url: str, options: ConnectionOptions, timeout: float) -> None:
+        """Raises InvalidValue, and HostError for an address or files that cannot be used."""
+        options.check_certificates(url)
         self._url = url.rstrip("/")
         self._settings = read_settings(
-            with_port(self._url), "", read_headers(headers),
-            tls.ca_file, tls.certificate_file, tls.key_file, "none",
+            with_port(self._url), "", read_headers(options.header),
+            options.ca_file, options.certificate_file, options.key_file, "none",
         )  # fmt: skip
         self._transport = open_transport(self._settings)
         self._timeout = timeout
-
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        """The certificates for https; None for other protocols."""
-        return self._settings.tls
 
     def read_config(self, model: str, version: str) -> dict[str, Any]:
         """Returns the inputs of a model in the form of its configuration. Raises HostError.

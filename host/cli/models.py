@@ -10,13 +10,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from host.cli.arguments import parse_texts, to_json
-from host.cli.server_client import HEADER_HELP, ServerClient, check_headers, check_timeout
-from host.errors import HostError
+from host.cli.arguments import errors_end, fail_misuse, parse_texts, to_json
+from host.cli.server_client import ConnectionOptions, ServerClient, check_timeout
 from host.logs.formats import escape_control_characters, format_table
-from host.options.flags import SWITCH, FlagGroup, describe_misuse, one_of
+from host.options.flags import SWITCH, FlagGroup, InvalidValue, one_of
 
-_EXIT_FAILED, _EXIT_USAGE = 1, 2
 _INDEX = "/v2/repository/index"
 
 _ABOUT = """\
@@ -40,14 +38,13 @@ _group = FlagGroup("Models")
 
 
 @dataclass
-class ModelsOptions:
+class ModelsOptions(ConnectionOptions):
     """The flags of `pbhost models`."""
 
     unload_dependents: bool = _group(
         False, "Unload the models of an ensemble with it, if no other one uses them.", SWITCH
     )
     timeout: float = _group(600.0, "Seconds to wait for each model.", check=check_timeout)
-    header: list[str] = _group([], HEADER_HELP, check=check_headers)
     format: str = _group(
         "text", "Output format of list: text or json.", check=one_of("format", "text", "json")
     )
@@ -67,22 +64,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
     )
     actions = {"list": _list, "load": _load, "unload": _unload}
     if action not in actions:
-        _fail(describe_misuse("models", f"expected list, load or unload, got '{action}'", ""))
+        fail_misuse("models", InvalidValue(f"expected list, load or unload, got '{action}'"))
     if not names and action != "list":
-        _fail(describe_misuse("models", "the following arguments are required: MODEL", ""))
-    try:
-        actions[action](ServerClient(url, options.header, options.timeout), names, options)
-    except HostError as error:
-        sys.stderr.write(f"pbhost models: {error.message}\n")
-        sys.exit(_EXIT_FAILED)
-    except KeyboardInterrupt:
-        sys.exit(_EXIT_FAILED)
+        fail_misuse("models", InvalidValue("the following arguments are required: MODEL"))
+    with errors_end("models"):
+        actions[action](ServerClient(url, options, options.timeout), names, options)
     sys.exit(0)
-
-
-def _fail(line: str) -> NoReturn:
-    sys.stderr.write(f"{line}\n")
-    sys.exit(_EXIT_USAGE)
 
 
 def _list(client: ServerClient, names: Sequence[str], options: ModelsOptions) -> None:

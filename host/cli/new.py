@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from host.cli.arguments import parse_arguments
+from host.cli.arguments import fail, parse_arguments
 from host.options.flags import FlagGroup, InvalidValue, one_of
 
-_EXIT_OK, _EXIT_FAILED = 0, 1
 _TEMPLATES = Path(__file__).with_name("templates")
 _SUFFIX = ".template"  # of text files, in which the name of the model replaces the placeholder
 _PLACEHOLDER = "__MODEL__"
@@ -77,14 +76,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
             _write(source, directory, options.kind, model) for source in _files(options.kind)
         ]
     except FileExistsError:
-        sys.stderr.write(f"pbhost new: '{directory}' exists already\n")
-        sys.exit(_EXIT_FAILED)
+        fail("new", f"'{directory}' exists already")
     except OSError as error:
-        sys.stderr.write(f"pbhost new: cannot write '{directory}': {error.strerror}\n")
-        sys.exit(_EXIT_FAILED)
+        fail("new", f"cannot write '{directory}': {error.strerror}")
     lines = [*map(str, sorted(written)), "", f"Next: cd {directory}, and read README.md"]
     sys.stdout.write("\n".join(lines) + "\n")
-    sys.exit(_EXIT_OK)
+    sys.exit(0)
 
 
 def _files(kind: str) -> Iterator[Path]:

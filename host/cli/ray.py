@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from host.cli.arguments import check_inputs, parse_with_others, split_inputs
+from host.cli.arguments import EXIT_USAGE, check_inputs, fail, parse_with_others, split_inputs
 from host.options.flags import PORT, Flag, FlagGroup, Status, flags_of, integer, one_of
 from host.options.options import Options
 from host.options.server_flags import FLAGS
@@ -40,8 +40,6 @@ examples:
 
 exit status: 0 success; 1 the models or arguments cannot be served so; 2 the command line is
 invalid, or Ray is not installed"""
-
-_MISSING = "pbhost ray: Ray is not installed; pip install 'pbhost[ray]'\n"
 
 _FORMATS = {"check": ("text", "json"), "config": ("yaml", "json")}
 
@@ -95,21 +93,17 @@ def main(arguments: Sequence[str]) -> NoReturn:
     )
     commands = {"check": _check, "config": _print_config, "run": _run}
     if command not in commands or not repositories:
-        sys.stderr.write("pbhost ray: expected check, config or run, and a repository\n")
-        sys.exit(2)
+        fail("ray", "expected check, config or run, and a repository", EXIT_USAGE)
     known = _FORMATS.get(command, ())
     if known and options.format not in ("", *known):
         expected = " or ".join(known)
-        sys.stderr.write(f"pbhost ray: expected {expected} as --format of {command}\n")
-        sys.exit(2)
+        fail("ray", f"expected {expected} as --format of {command}", EXIT_USAGE)
     if importlib.util.find_spec("ray") is None:
-        sys.stderr.write(_MISSING)
-        sys.exit(2)
+        fail("ray", "Ray is not installed; pip install 'pbhost[ray]'", EXIT_USAGE)
     try:
         commands[command](server_arguments(repositories, options, flags), options)
     except ValueError as error:
-        sys.stderr.write(f"pbhost ray: {error}\n")
-        sys.exit(1)
+        fail("ray", str(error))
     sys.exit(0)
 
 

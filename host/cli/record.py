@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from host.cli.arguments import parse_texts
-from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
-from host.errors import HostError, invalid_argument, unavailable
+from host.cli.arguments import EXIT_USAGE, errors_end, fail, parse_texts
+from host.cli.server_client import ConnectionOptions, ServerClient
+from host.errors import invalid_argument, unavailable
 from host.options.flags import SIZE, FlagGroup, InvalidValue, byte_size, integer
 from host.recording.recorder import RecordingSettings
 from host.recording.recording import (
@@ -64,7 +64,7 @@ _group = FlagGroup("Recording")
 
 
 @dataclass
-class RecordOptions:
+class RecordOptions(ConnectionOptions):
     """The flags of `pbhost record`."""
 
     model: str = _group("", "Model whose requests are recorded. Required.")
@@ -83,7 +83,6 @@ class RecordOptions:
     max_bytes: int = _group(
         _DEFAULT.max_bytes, "Bytes of tensors before which the recording ends.", byte_size(1)
     )
-    header: list[str] = _group([], HEADER_HELP, check=check_headers)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -92,25 +91,16 @@ def main(arguments: Sequence[str]) -> NoReturn:
         arguments, "record [URL] DIRECTORY", _ABOUT, RecordOptions
     )
     if not options.model:
-        sys.stderr.write("pbhost record: --model is required\n")
-        sys.exit(2)
+        fail("record", "--model is required", EXIT_USAGE)
     download = _Download(Path(directory), options)
-    try:
-        download.run(ServerClient(url, options.header, options.seconds + _SILENCE_SECONDS))
-    except HostError as error:
-        sys.stderr.write(f"pbhost record: {error.message}\n")
-        sys.exit(1)
-    except KeyboardInterrupt:
-        if not download.began:
-            sys.stderr.write(
-                "pbhost record: interrupted before the recording began; nothing is recorded\n"
-            )
-            sys.exit(1)
+    with errors_end("record"):
+        try:
+            download.run(ServerClient(url, options, options.seconds + _SILENCE_SECONDS))
+        except KeyboardInterrupt:
+            if not download.began:
+                fail("record", "interrupted before the recording began; nothing is recorded")
     if download.lost:
-        sys.stderr.write(
-            f"pbhost record: '{directory}' was removed meanwhile, and the recording with it\n"
-        )
-        sys.exit(1)
+        fail("record", f"'{directory}' was removed meanwhile, and the recording with it")
     sys.stdout.write(f"{download.describe()}\n")
     sys.exit(0)
 

@@ -13,12 +13,12 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from host.cli.arguments import format_flag, parse_texts, to_json
+from host.cli.arguments import EXIT_USAGE, errors_end, fail, format_flag, parse_texts, to_json
 from host.cli.infer import URL
 from host.cli.model_arguments import serve_flag
-from host.cli.model_client import ModelClient, TlsOptions, response_of
+from host.cli.model_client import ModelClient, response_of
 from host.cli.run import run_recorded
-from host.cli.server_client import HEADER_HELP, check_headers
+from host.cli.server_client import ConnectionOptions
 from host.client.channel import NoAnswer
 from host.client.messages import add_input, new_request
 from host.client.signature import EncodedTensor, to_tensor
@@ -295,7 +295,7 @@ _group = FlagGroup("Replay")
 
 
 @dataclass
-class ReplayOptions(TlsOptions):
+class ReplayOptions(ConnectionOptions):
     """The flags of `pbhost replay`."""
 
     against: str = _group(
@@ -327,7 +327,6 @@ class ReplayOptions(TlsOptions):
     absolute_tolerance: float = _group(
         1e-8, "Absolute difference of floats that count as equal.", check=not_negative
     )
-    header: list[str] = _group([], HEADER_HELP, check=check_headers)
     timeout: float = _group(
         60.0, "Seconds to wait for the responses to a request.", check=_check_timeout
     )
@@ -339,21 +338,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Replays the recording and exits."""
     (directory,), options = parse_texts(arguments, "replay DIRECTORY", _ABOUT, ReplayOptions)
     if bool(options.against) == bool(options.run):
-        sys.stderr.write("pbhost replay: give either --against=URL or --run=MODEL_DIR\n")
-        sys.exit(2)
-    try:
-        with RecordingReader(Path(directory)) as reader:
-            if options.run:
-                request = _find_request(reader, options.request)
-                run_recorded(
-                    Path(options.run), reader, request, options.pdb, options.backend_directory
-                )
-            result = _send(reader, options)
-    except HostError as error:
-        sys.stderr.write(f"pbhost replay: {escape_control_characters(error.message)}\n")
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(1)
+        fail("replay", "give either --against=URL or --run=MODEL_DIR", EXIT_USAGE)
+    with errors_end("replay"), RecordingReader(Path(directory)) as reader:
+        if options.run:
+            request = _find_request(reader, options.request)
+            run_recorded(Path(options.run), reader, request, options.pdb, options.backend_directory)
+        result = _send(reader, options)
     sys.stdout.write(_describe_result(result, options.format))
     sys.exit(1 if result.differences or result.failed else 0)
 
@@ -372,7 +362,7 @@ def _send(reader: RecordingReader, options: ReplayOptions) -> ReplayResult:
     version = "" if options.version is None else str(options.version)
     schedule = Schedule(_read_speed(options.speed), options.concurrency)
     tolerance = Tolerance(options.tolerance, options.absolute_tolerance)
-    with ModelClient(options.against, options.header, options.timeout, options) as client:
+    with ModelClient(options.against, options, options.timeout) as client:
         return Replay(reader, client, tolerance, options.model, version).run(schedule)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import stub.wire
-from host.cli.arguments import check_inputs, parse_texts, split_inputs
+from host.cli.arguments import check_inputs, errors_end, parse_texts, split_inputs
 from host.cli.model_arguments import find_model, is_model, reject_repository, serve_flag
 from host.config.model_config import LoadedConfig
 from host.config.schema import ModelConfig
@@ -29,7 +29,6 @@ from stub.wire.messages import ModelSource
 from stub.wire.paths import absolute_path
 
 _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
-_EXIT_FAILED = 1
 _LEAST_CAPABILITY = Options().min_supported_compute_capability
 
 _ABOUT = """\
@@ -82,11 +81,8 @@ class RunOptions:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Runs the model instead of this process, or in a child process with another Python."""
     (place,), options = parse_texts(arguments, "run MODEL_DIR", _ABOUT, RunOptions)
-    try:
+    with errors_end("run"):
         _run(find_model(place, options.repository_cache_directory), options)
-    except HostError as error:
-        sys.stderr.write(f"pbhost run: {error.message}\n")
-        sys.exit(_EXIT_FAILED)
 
 
 def _run(

@@ -1,30 +1,27 @@
-"""Sends requests of subcommands to the HTTP port of a running server."""
+"""Sends requests of subcommands to the HTTP port of a running server, and the flags for it."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import re
-import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import HTTPResponse
 from typing import TypeVar
 
 import msgspec
 
+from host.client.tls import read_tls
 from host.errors import HostError, invalid_argument, unavailable
-from host.options.flags import InvalidValue
+from host.options.flags import FlagGroup, InvalidValue
 
 _TIMEOUT_SECONDS = 30.0
 _Answer = TypeVar("_Answer")
-
-HEADER_HELP = "Header of the requests to the server, as NAME:VALUE. You can repeat this flag."
-
-
 MAX_TIMEOUT = 1e6  # sockets refuse much longer ones
 
 
@@ -60,24 +57,50 @@ def read_headers(texts: Sequence[str]) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (text.partition(":") for text in texts)}
 
 
-class ServerClient:
-    """Asks a running server. `headers`: NAME:VALUE texts, sent with each request.
+_group = FlagGroup("Connection")
 
-    `timeout`: seconds without a byte after which the server is taken not to answer. `tls`: other
-    certificates than those of the machine.
+
+@dataclass
+class ConnectionOptions:
+    """The flags of a command that asks a running server."""
+
+    header: list[str] = _group(
+        [],
+        "Header of the requests to the server, as NAME:VALUE. You can repeat this flag.",
+        check=check_headers,
+    )
+    ca_file: str = _group(
+        "", "PEM file of certificate authorities to trust, instead of those of the machine."
+    )
+    certificate_file: str = _group("", "PEM file with the certificate of the client.")
+    key_file: str = _group("", "PEM file with the key of --certificate-file.")
+
+    def check_certificates(self, url: str) -> None:
+        """Raises InvalidValue for certificates that do not fit together, or the address."""
+        if bool(self.certificate_file) != bool(self.key_file):
+            raise InvalidValue("a client certificate needs both --certificate-file and --key-file")
+        scheme, _, place = url.partition("://")
+        if scheme in ("http", "grpc") and (self.ca_file or self.certificate_file):
+            raise InvalidValue(f"certificates need TLS: use {scheme}s://{place}")
+
+
+class ServerClient:
+    """Asks a running server.
+
+    `timeout`: seconds without a byte after which the server is taken not to answer.
     """
 
     def __init__(
-        self,
-        url: str,
-        headers: Sequence[str],
-        timeout: float = _TIMEOUT_SECONDS,
-        tls: ssl.SSLContext | None = None,
+        self, url: str, options: ConnectionOptions, timeout: float = _TIMEOUT_SECONDS
     ) -> None:
+        """Raises InvalidValue, and HostError for files that cannot be used."""
+        options.check_certificates(url)
         self._url = url.rstrip("/")
-        self._tls = tls
-        self._headers = read_headers(headers)
-        self._timeout = timeout
+        self._tls = None
+        if options.ca_file or options.certificate_file:
+            self._tls = read_tls(options.ca_file, options.certificate_file, options.key_file)
+        self._headers = read_headers(options.header)
+        self.timeout = timeout
 
     def get(self, path: str) -> bytes:
         """Returns the body. Raises HostError with the server's error, or if it does not answer."""
@@ -120,7 +143,7 @@ class ServerClient:
         check_url(self._url)
         try:
             response: HTTPResponse = urllib.request.urlopen(
-                request, timeout=self._timeout, context=self._tls
+                request, timeout=self.timeout, context=self._tls
             )
             return response
         except urllib.error.HTTPError as error:

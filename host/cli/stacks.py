@@ -10,10 +10,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from host.cli.arguments import format_flag, parse_texts, to_json
+from host.cli.arguments import errors_end, format_flag, parse_texts, to_json
 from host.cli.crashes import format_requests
-from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
-from host.errors import HostError
+from host.cli.server_client import ConnectionOptions, ServerClient
 from host.instances.activity import InstanceActivity
 from host.logs.formats import escape_control_characters
 from host.options.flags import FlagGroup
@@ -37,11 +36,10 @@ _group = FlagGroup("Stacks")
 
 
 @dataclass
-class StacksOptions:
+class StacksOptions(ConnectionOptions):
     """The flags of `pbhost stacks`."""
 
     model: str = _group("", "Show only instances of this model.")
-    header: list[str] = _group([], HEADER_HELP, check=check_headers)
     format: str = format_flag(_group)
 
 
@@ -53,11 +51,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Prints what the instances do and exits."""
     (url,), options = parse_texts(arguments, "stacks [URL]", _ABOUT, StacksOptions)
     path = f"/v2/models/{quote(options.model, safe='')}/stacks" if options.model else "/v2/stacks"
-    try:
-        answer = ServerClient(url, options.header).read(path, _Answer)
-    except HostError as error:
-        sys.stderr.write(f"pbhost stacks: {error.message}\n")
-        sys.exit(1)
+    with errors_end("stacks"):
+        answer = ServerClient(url, options).read(path, _Answer)
     if options.format == "json":
         sys.stdout.write(to_json(answer))
         sys.exit(0)

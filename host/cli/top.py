@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, TextIO
 
-from host.cli.arguments import parse_texts
-from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
-from host.errors import HostError
+from host.cli.arguments import errors_end, parse_texts
+from host.cli.server_client import ConnectionOptions, ServerClient
 from host.logs.formats import escape_control_characters
 from host.metrics.overview import ModelOverview, ServerOverview
 from host.options.flags import SWITCH, FlagGroup, InvalidValue, one_of
@@ -152,7 +151,7 @@ def _check_interval(seconds: float) -> None:
 
 
 @dataclass
-class TopOptions:
+class TopOptions(ConnectionOptions):
     """The flags of `pbhost top`."""
 
     once: bool = _group(
@@ -163,7 +162,6 @@ class TopOptions:
         "name", f"Order of the models: {', '.join(_SORT_KEYS)}.", check=one_of("sort", *_SORT_KEYS)
     )
     model: str = _group("", "Show only models whose names contain this text.")
-    header: list[str] = _group([], HEADER_HELP, check=check_headers)
     format: str = _group(
         "text",
         "Output format: text, or json, which has one line for each table.",
@@ -184,26 +182,28 @@ class _Column:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Shows the models and exits."""
     (url,), options = parse_texts(arguments, "top [URL]", _ABOUT, TopOptions)
-    client = ServerClient(url, options.header)
-    try:
-        if options.once:
-            before = _read(client)
-            time.sleep(options.interval)
-            sys.stdout.write("\n".join(_describe(before, _read(client), options, _size())) + "\n")
-        elif options.format == "text" and sys.stdin.isatty() and sys.stdout.isatty():
-            with _full_screen(sys.stdin):
-                _repeat(client, options, _paint, lambda: _wait_for_quit(options.interval))
-        else:
-            show = _print if options.format == "text" else _print_line
-            _repeat(client, options, show, lambda: _pause(options.interval))
-    except HostError as error:
-        sys.stderr.write(f"pbhost top: {error.message}\n")
-        sys.exit(1)
-    except KeyboardInterrupt:
-        pass
-    except BrokenPipeError:  # the reader has enough; nothing more can be written at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with errors_end("top"):
+        try:
+            _show(ServerClient(url, options), options)
+        except KeyboardInterrupt:
+            pass
+        except BrokenPipeError:  # the reader has enough; nothing more can be written at exit either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
+
+
+def _show(client: ServerClient, options: TopOptions) -> None:
+    """Shows tables until the user has seen enough. Raises HostError."""
+    if options.once:
+        before = _read(client)
+        time.sleep(options.interval)
+        sys.stdout.write("\n".join(_describe(before, _read(client), options, _size())) + "\n")
+    elif options.format == "text" and sys.stdin.isatty() and sys.stdout.isatty():
+        with _full_screen(sys.stdin):
+            _repeat(client, options, _paint, lambda: _wait_for_quit(options.interval))
+    else:
+        show = _print if options.format == "text" else _print_line
+        _repeat(client, options, show, lambda: _pause(options.interval))
 
 
 def _read(client: ServerClient) -> ServerOverview:

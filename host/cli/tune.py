@@ -12,12 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import check_inputs, parse_arguments, split_inputs
+from host.cli.arguments import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    check_inputs,
+    errors_end,
+    fail,
+    parse_arguments,
+    split_inputs,
+)
 from host.cli.bench import check_shapes, check_together, read_shapes
 from host.cli.bench_reports import format_milliseconds, format_rate
 from host.cli.infer import check_parameters, read_parameters
 from host.cli.model_arguments import is_model, reject_repository, serve_flag
-from host.errors import HostError, invalid_argument
+from host.errors import invalid_argument
 from host.load_generator.job import Protocol
 from host.load_generator.measurement import Load
 from host.load_generator.requests import Inputs, encode_chains, make_inferences, make_target
@@ -30,8 +38,6 @@ from host.tuning.settings import Settings, check_text, edit_text
 from host.tuning.trial import Goal, Trial, Trials, default_most_instances
 from pb_utils._text_form import InvalidInput
 from stub.wire.paths import absolute_path
-
-_EXIT_FAILED, _EXIT_USAGE = 1, 2
 
 _ABOUT = """\
 Finds the number of instances, max_batch_size and max_queue_delay_microseconds of a model, and
@@ -126,24 +132,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Tunes the model and exits."""
     (directory,), options = parse_arguments(arguments, "tune MODEL_DIR", _ABOUT, TuneOptions)
     if options.yes and options.dry_run:
-        _fail("give either --yes or --dry-run", _EXIT_USAGE)
-    try:
-        check_together(options)
-        _tune(Path(absolute_path(str(directory))), options)
-    except InvalidInput as error:
-        _fail(str(error), _EXIT_USAGE)
-    except HostError as error:
-        _fail(error.message, _EXIT_FAILED)
-    except KeyboardInterrupt:
-        sys.stdout.write("\nnothing was written\n")
-        sys.exit(_EXIT_FAILED)
+        fail("tune", "give either --yes or --dry-run", EXIT_USAGE)
+    with errors_end("tune", InvalidInput, one_line=True):
+        try:
+            check_together(options)
+            _tune(Path(absolute_path(str(directory))), options)
+        except KeyboardInterrupt:
+            sys.stdout.write("\nnothing was written\n")
+            sys.exit(EXIT_FAILED)
     sys.exit(0)
-
-
-def _fail(text: str, status: int) -> NoReturn:
-    line = " ".join(escape_control_characters(text).split())
-    sys.stderr.write(f"pbhost tune: {line}\n")
-    sys.exit(status)
 
 
 def _tune(directory: Path, options: TuneOptions) -> None:

@@ -9,20 +9,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 from urllib.parse import quote
 
-from host.cli.arguments import parse_texts
-from host.cli.server_client import (
-    HEADER_HELP,
-    ServerClient,
-    check_headers,
-    check_timeout,
-    check_url,
-)
+from host.cli.arguments import EXIT_USAGE, errors_end, fail, parse_texts
+from host.cli.server_client import ConnectionOptions, ServerClient, check_timeout, check_url
 from host.errors import ErrorCode, HostError
 from host.options.flags import FlagGroup
 
 _PAUSE_SECONDS = 0.2
 _ANSWER_SECONDS = 5.0
-_EXIT_NOT_READY, _EXIT_USAGE = 1, 2
 
 _ABOUT = """\
 Waits until a server is ready, which means that all its models are loaded, or until each --model is.
@@ -44,14 +37,13 @@ _group = FlagGroup("Wait")
 
 
 @dataclass
-class WaitOptions:
+class WaitOptions(ConnectionOptions):
     """The flags of `pbhost wait`."""
 
     model: list[str] = _group([], "Wait for this model. You can repeat this flag.")
     timeout: float = _group(
         60.0, "Seconds to wait at most; 0 asks only once.", check=_check_timeout
     )
-    header: list[str] = _group([], HEADER_HELP, check=check_headers)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -59,24 +51,22 @@ def main(arguments: Sequence[str]) -> NoReturn:
     (url,), options = parse_texts(arguments, "wait [URL]", _ABOUT, WaitOptions)
     paths = [f"/v2/models/{quote(name, safe='')}/ready" for name in options.model]
     end = time.monotonic() + options.timeout
-    try:
-        check_url(url)
+    with errors_end("wait"):
+        try:
+            check_url(url)
+            client = ServerClient(url, options)
+        except HostError as error:
+            fail("wait", error.message, EXIT_USAGE)
         for path in paths or ["/v2/health/ready"]:
-            _wait(url, path, options, end)
-    except HostError as error:
-        sys.stderr.write(f"pbhost wait: {error.message}\n")
-        sys.exit(_EXIT_USAGE if error.code is ErrorCode.INVALID_ARG else _EXIT_NOT_READY)
-    except KeyboardInterrupt:
-        sys.exit(_EXIT_NOT_READY)
+            _wait(client, url, path, options, end)
     sys.exit(0)
 
 
-def _wait(url: str, path: str, options: WaitOptions, end: float) -> None:
+def _wait(client: ServerClient, url: str, path: str, options: WaitOptions, end: float) -> None:
     """Asks until the answer is yes. Raises HostError."""
     what = url if path.startswith("/v2/health") else f"{url}{path.removesuffix('/ready')}"
     while True:
-        left = end - time.monotonic()
-        client = ServerClient(url, options.header, max(0.1, min(left, _ANSWER_SECONDS)))
+        client.timeout = max(0.1, min(end - time.monotonic(), _ANSWER_SECONDS))
         try:
             client.get(path)
             return

@@ -6,11 +6,11 @@ import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 
+from host.client.tls import read_file, read_tls
 from host.errors import ErrorCode, HostError, TooManyRequests, invalid_argument, unavailable
 
 Metadata = Sequence[tuple[str, str]]
@@ -138,41 +138,18 @@ def read_settings(
     settings = ChannelSettings(f"{scheme}://{host}:{port}", f"{host}:{port}", metadata)
     tls = None
     if encrypted and (settings.over_http or ca_file or certificate_file):
-        tls = _read_tls(ca_file, certificate_file, key_file)  # gRPC does not check the files
+        tls = read_tls(ca_file, certificate_file, key_file)  # gRPC does not check the files
     if settings.over_http:
         encoding = "" if compression == "none" else compression
         return replace(settings, tls=tls, http_encoding=encoding)
     credentials = None
     if encrypted:
         credentials = grpc.ssl_channel_credentials(
-            root_certificates=_read_file(ca_file),
-            private_key=_read_file(key_file),
-            certificate_chain=_read_file(certificate_file),
+            root_certificates=read_file(ca_file),
+            private_key=read_file(key_file),
+            certificate_chain=read_file(certificate_file),
         )
     return replace(settings, credentials=credentials, compression=_COMPRESSION[compression])
-
-
-def _read_tls(ca_file: str, certificate_file: str, key_file: str) -> ssl.SSLContext:
-    trusted = _read_file(ca_file)
-    _read_file(key_file)  # for an error that names the file
-    _read_file(certificate_file)
-    try:
-        tls = ssl.create_default_context(cadata=trusted.decode() if trusted else None)
-        if certificate_file:
-            tls.load_cert_chain(certificate_file, key_file)
-    except (ssl.SSLError, ValueError) as error:
-        files = ", ".join(filter(None, (ca_file, certificate_file, key_file)))
-        raise invalid_argument(f"cannot use the certificates of {files}: {error}") from error
-    return tls
-
-
-def _read_file(path: str) -> bytes | None:
-    if not path:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise invalid_argument(f"cannot read '{path}': {error.strerror}") from error
 
 
 def to_metadata(headers: Mapping[str, str], over_http: bool) -> Metadata:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from host.cli.model_client import ModelClient, TlsOptions
-from host.cli.server_client import ServerClient
+from host.cli.model_client import ModelClient
+from host.cli.server_client import ConnectionOptions, ServerClient
 from host.errors import unavailable
 from host.metrics.overview import ServerOverview
 
@@ -68,10 +68,9 @@ class PrivateServer:
             self.close()
             raise
         self.url = f"grpc://127.0.0.1:{ports['GRPCInferenceService']}"
-        self._http = ServerClient(
-            f"http://127.0.0.1:{ports['HTTPService']}", [], timeout=_LOAD_SECONDS
-        )
-        self.client = ModelClient(self.url, [], _LOAD_SECONDS, TlsOptions())
+        none = ConnectionOptions()
+        self._http = ServerClient(f"http://127.0.0.1:{ports['HTTPService']}", none, _LOAD_SECONDS)
+        self.client = ModelClient(self.url, none, _LOAD_SECONDS)
 
     def _wait_for_ports(self) -> dict[str, int]:
         end = time.monotonic() + _START_SECONDS

@@ -127,6 +127,30 @@ def test_every_command_reads_flags_as_serve_does_and_says_in_one_line_what_is_wr
     assert done.stderr == f"pbhost {arguments[0]}: {error}; See pbhost {arguments[0]} --help\n"
 
 
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPTED"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(("command", "module"), [("top", "http.client"), ("serve", "msgspec")])
+def test_an_interrupt_while_modules_are_imported_ends_a_command_silently(
+    command: str, module: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "INTERRUPTED": module}
+    done = subprocess.run(
+        [sys.executable, "-m", "pbhost", command], capture_output=True, env=env, timeout=DEADLINE
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_the_package_is_runnable_as_a_module() -> None:
     command = [sys.executable, "-m", "pbhost", "version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)

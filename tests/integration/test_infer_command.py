@@ -270,15 +270,30 @@ def test_a_server_with_mutual_tls_is_asked(
         assert strange.returncode == 1
         said = strange.stderr.splitlines()[-1]  # the library of gRPC may print a line before
         assert said.startswith(f"pbhost infer: no answer from {url}: ")
-    for arguments, text in (
-        (("http://localhost:1", f"--ca-file={root}"), "certificates need TLS: use https://"),
-        (("https://localhost:1", f"--ca-file={tmp_path}/no"), f"cannot read '{tmp_path}/no'"),
-        (("https://localhost:1", ours[0]), "needs both --certificate-file and --key-file"),
+    url, flags = f"https://{host.http_url}", [f"--ca-file={root}", *ours]
+    commands: list[tuple[str, ...]] = [
+        ("models", url, "list"),
+        ("wait", url),
+        ("stacks", url),
+        ("crashes", url),
+        ("top", url, "--once", "--interval=1"),
+    ]
+    for command in commands:
+        done = run_pbhost(*command, *flags)
+        assert (done.returncode, done.stderr) == (0, ""), command
+    for command in (("chat", url, "m"), ("record", url, str(tmp_path / "out"), "--model=mixed")):
+        done = run_pbhost(*command, *flags, given="hello\n")
+        assert done.returncode == 1
+        assert "no answer" not in done.stderr  # the server refuses it
+    for address, flag, status, text in (
+        ("http://localhost:1", f"--ca-file={root}", 2, "certificates need TLS: use https://"),
+        ("https://localhost:1", ours[0], 2, "needs both --certificate-file and --key-file"),
+        ("https://localhost:1", f"--ca-file={tmp_path}/no", 1, f"cannot read '{tmp_path}/no'"),
     ):
-        url, flag = arguments
-        wrong = infer(url, "mixed", flag)
-        assert (wrong.returncode, wrong.stdout) == (1, "")
-        assert text in wrong.stderr
+        for name in ("infer", "models"):
+            done = run_pbhost(name, address, "list", flag)
+            assert (done.returncode, done.stdout) == (status, "")
+            assert text in done.stderr
 
 
 def test_a_request_that_takes_too_long_is_given_up(

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from host.cli.model_client import ModelClient, TlsOptions
+from host.cli.model_client import ModelClient
+from host.cli.server_client import ConnectionOptions
 from host.client.channel import Rpc, read_settings
 from host.client.http_transport import HttpTransport
 from host.client.messages import new_request
@@ -134,7 +135,8 @@ def test_a_header_of_the_user_replaces_that_of_the_client() -> None:
             connection.sendall(RESULT)
 
     headers = ["Host: model.example", "CONTENT-TYPE: application/x-tensors"]
-    with serving(serve) as url, ModelClient(url, headers, DEADLINE, TlsOptions()) as client:
+    given = ConnectionOptions(header=headers)
+    with serving(serve) as url, ModelClient(url, given, DEADLINE) as client:
         list(client.infer(new_request("m", "", "", [], {}), False))
     fields = requests[0].partition(b"\r\n\r\n")[0].lower().split(b"\r\n")
     assert [one for one in fields if one.startswith(b"host:")] == [b"host: model.example"]
@@ -172,7 +174,7 @@ def closing_kept_connections(requests: list[bytes], begin: bytes = b"") -> Itera
                 return
             connection.sendall(RESULT)
 
-    with serving(serve) as url, ModelClient(url, [], DEADLINE, TlsOptions()) as client:
+    with serving(serve) as url, ModelClient(url, ConnectionOptions(), DEADLINE) as client:
         yield client
 
 
