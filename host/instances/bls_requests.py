@@ -114,6 +114,12 @@ class BlsRequests:
                 self.blocking_calls[number] = call
             self._services.models.break_deadlock(call)
 
+    def end_batch(self, batch: int) -> None:
+        """Called when a batch has ended: it waits for nothing, even if its wait was broken off."""
+        for number in list(self.blocking_calls):
+            if self._open[number][0].batch_number == batch:
+                del self.blocking_calls[number]
+
     def calls_of_batch(self, batch: int) -> list[Call]:
         """The calls in progress that a batch has made."""
         return [

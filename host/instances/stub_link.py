@@ -16,7 +16,7 @@ from host.instances.ring_link import (
     event_writer,
     full_counter_error,
 )
-from stub.wire.messages import ToStub, encode, encode_message, join_messages
+from stub.wire.messages import BlsResponse, ToStub, encode, encode_message, join_messages
 from stub.wire.ring import BLS_RING, HOST_RING, RECLAIMABLE, WORK_RING, map_ring
 
 _BYTES_PER_FRAME = 128  # more bytes, with many messages, count as further frames
@@ -49,8 +49,9 @@ class Link:
             self.work_event, lambda: on_error(full_counter_error())
         )
         self._work = FrameSender(map_ring(self.rings_fd, WORK_RING), self._doorbell.announce_frames)
-        # Encoded work of this turn of the event loop for a busy stub.
+        # Encoded work of this turn of the event loop for a busy stub, and work that is held.
         self._queued: list[tuple[list[bytes], ReclaimedFrame | None]] = []
+        self._turn_open = False  # `_end_turn` is due
         # The newest frames, if they can be reclaimed, and where they start in the ring.
         self._reclaimable: deque[tuple[int, ReclaimedFrame]] = deque(maxlen=_MAX_RECLAIMABLE)
         self._flags = 0
@@ -85,26 +86,38 @@ class Link:
             self._on_frames([frame])
 
     def send_work(
-        self, messages: Sequence[ToStub], reclaimed: ReclaimedFrame | None = None
+        self,
+        messages: Sequence[ToStub],
+        reclaimed: ReclaimedFrame | None = None,
+        held: bool = False,
     ) -> None:
         """Sends messages to the stub's main thread. Those for a stub that is gone are dropped.
 
         A busy stub gets them once the loop has read all that arrived: a process that is woken on
         this core runs at once, and would do so for every request (docs/explanation/decisions/0020).
+        A stub that waits for a BLS response gets it at once. `held`: it waits for one, and gets
+        these messages with it or by `send_queued`, as it could only put them aside before.
         `reclaimed`: what `reclaim_frames` returns if it reclaims these messages.
         """
-        queued = self._queued
-        if not self._doorbell.sent_at and not queued and not self._reclaimable and not reclaimed:
+        queued, idle = self._queued, not self._doorbell.sent_at
+        if idle and not (queued or self._reclaimable or reclaimed or held):
             self._work.send(encode(messages))
             return
         queued.append((list(map(encode_message, messages)), reclaimed))
-        if not self._doorbell.sent_at or len(queued) >= _MAX_QUEUED:
-            self._send_queued()
-        elif len(queued) == 1:
-            asyncio.get_running_loop().call_soon(self._send_queued)
+        if held:
+            return
+        if idle or len(queued) >= _MAX_QUEUED or type(messages[-1]) is BlsResponse:
+            self.send_queued()
+        elif not self._turn_open:
+            self._turn_open = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
 
-    def _send_queued(self) -> None:
-        """Sends the work of this turn."""
+    def _end_turn(self) -> None:
+        self._turn_open = False
+        self.send_queued()
+
+    def send_queued(self) -> None:
+        """Sends the work of this turn, and what is held."""
         queued, self._queued = self._queued, []
         if not queued or not self._open:
             return

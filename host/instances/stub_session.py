@@ -240,7 +240,8 @@ class StubSession:
             reclaimed = (batch.number, tuple(frame)) if reclaimable else None
             frame.append(m.Execute(batch.number, requests, reclaimable))
             if self.protocol.state is _SERVING:  # which allows all these messages
-                self.link.send_work(frame, reclaimed)
+                held = not reclaimable and bool(self.bls_requests.blocking_calls)
+                self.link.send_work(frame, reclaimed, held)
             else:
                 self.send_work(frame, reclaimed)
         else:
@@ -323,17 +324,19 @@ class StubSession:
     def handle_frames(self, frames: Sequence[bytes]) -> None:
         """Decodes frames and acts on them, in their order.
 
-        Usual results of several batches are acted on together, any other frame alone. A message
-        that breaks the protocol is the last one; those before it take effect, so that no call is
-        lost.
+        Usual results of several batches are acted on together, also with a BLS request after them;
+        any other frame alone. A message that breaks the protocol is the last one; those before it
+        take effect, so that no call is lost.
         """
         protocol = self.protocol
         remaining = iter(frames)
         try:
             try:
                 while (frame := self._end_batches(remaining)) is not None:
-                    self._act_on_results()
-                    for message in m.decode_to_host(frame):
+                    messages = m.decode_to_host(frame)
+                    if not (len(messages) == 1 and type(messages[0]) is m.BlsRequest):
+                        self._act_on_results()
+                    for message in messages:
                         kind = type(message)
                         if TRANSITIONS[protocol.state].get(kind) is not protocol.state:
                             protocol.advance(message)
@@ -387,7 +390,8 @@ class StubSession:
     def _act_on_results(self) -> None:
         """Acts on what was decoded, in this order: what fails leaves the rest to be done.
 
-        The instance gets its next batch before the only response of one is delivered. Several
+        BLS requests start first: the model waits for them, and their models run while the rest is
+        done. The instance gets its next batch before the only response of one is delivered. Several
         responses are delivered before that, as their callers may send calls for that batch. A
         response is delivered before its batch is counted.
         """
@@ -396,6 +400,13 @@ class StubSession:
         if not ended and results == _NO_RESULTS:
             return
         self._results = _Results()  # these refer to memory of the stub
+        for batch in results.released:
+            try:
+                batch.on_released()
+            except Exception:  # a defect of ours
+                self._log_failure()
+        for bls_request in results.bls_requests:
+            self.bls_requests.start_request(bls_request)
         several = len(responses) > max(1, len(ended))
         for batch in ended:
             try:
@@ -406,11 +417,11 @@ class StubSession:
                 self._log_failure()
         if several:
             self._deliver(responses)
-        for batch in results.released:
-            try:
-                batch.on_released()
-            except Exception:  # a defect of ours
-                self._log_failure()
+        if self.bls_requests.blocking_calls:
+            for batch in ended:
+                self.bls_requests.end_batch(batch.number)
+            if not self.bls_requests.blocking_calls:
+                self.link.send_queued()
         for batch in ended:
             try:
                 released = not batch.instance_free
@@ -422,8 +433,6 @@ class StubSession:
             self._notify_if_idle()
         if not several:
             self._deliver(responses)
-        for bls_request in results.bls_requests:
-            self.bls_requests.start_request(bls_request)
         if ended:
             try:
                 ended[0].report(ended)

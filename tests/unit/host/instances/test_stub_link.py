@@ -522,6 +522,39 @@ def test_stub_that_answered_gets_all_of_its_work_at_once() -> None:
     asyncio.run(main())
 
 
+def test_held_work_comes_with_the_response_that_the_stub_waits_for() -> None:
+    async def main() -> None:
+        ends = LinkWithStub()
+        ends.link.send_work(execute(0))
+        for number in range(1, 20):
+            ends.link.send_work(execute(number), held=True)
+        await asyncio.sleep(0)
+        assert announced(ends) == [[0]]
+        ends.link.send_work([m.BlsResponse(7, None)])
+        ends.inbox.receive_announcements()
+        frame = ends.inbox.read_frame()
+        assert frame is not None and not ends.inbox.announced
+        *held, response = m.decode_to_stub(frame)
+        assert [each.batch for each in held if isinstance(each, m.Execute)] == [*range(1, 20)]
+        assert isinstance(response, m.BlsResponse)
+        ends.link.close()
+
+    asyncio.run(main())
+
+
+def test_other_work_does_not_wait_for_what_is_held() -> None:
+    async def main() -> None:
+        ends = LinkWithStub()
+        ends.link.send_work(execute(0))
+        ends.link.send_work(execute(1), held=True)
+        ends.link.send_work(execute(2))
+        await asyncio.sleep(0)
+        assert announced(ends) == [[0], [1, 2]]
+        ends.link.close()
+
+    asyncio.run(main())
+
+
 def test_room_in_the_ring_is_what_earlier_work_of_the_turn_leaves() -> None:
     def test(ends: LinkWithStub) -> None:
         ends.link.send_work(execute(1))

@@ -232,6 +232,37 @@ def test_a_callback_that_fails_loses_no_other_response() -> None:
     tracked(test)
 
 
+def test_a_bls_request_starts_before_the_results_that_arrive_with_it() -> None:
+    """Its model can run meanwhile. The model that waits gets no other work before the response."""
+
+    def test(t: Tracked) -> None:
+        (_, (call,)), _ = t.batch("a"), t.batch("b")
+        call.subscribe(lambda response, final: t.events.append("response"))
+        work: list[tuple[Sequence[m.ToStub], bool]] = []
+        t.session.link.send_work = (  # type: ignore[method-assign]
+            lambda messages, reclaimed=None, held=False: work.append((messages, held))
+        )
+        target = Call(InferRequest("target", []))
+
+        def start(request: InferRequest, decoupled: bool) -> Call:
+            t.events.append("bls")
+            return target
+
+        models = t.session.bls_requests._services.models
+        models.infer_for_bls = start  # type: ignore[method-assign]
+        made = m.BlsRequest(1, m.WireRequest("", [], [], {}), 2, True)
+        t.session.handle_frames([m.encode([m.Response(1, 0, output()), done(1)]), m.encode([made])])
+        assert t.events == ["bls", "done", "released", "response", "counted"]
+        t.batch("c")
+        target.respond(InferResponse("target", 1), True)
+        t.batch("d")
+        assert [(type(messages[-1]), held) for messages, held in work] == [
+            (m.Execute, True), (m.BlsResponse, False), (m.Execute, False)
+        ]  # fmt: skip
+
+    tracked(test)
+
+
 def test_a_batch_that_waited_when_its_stub_died_is_drained() -> None:
     def test(t: Tracked) -> None:
         t.batch("runs")
