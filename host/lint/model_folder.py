@@ -44,7 +44,7 @@ from host.frontends.openai.model_files import read_chat_template
 from host.inference.validation import Signature
 from host.lint.python_file import PythonFile
 from host.lint.recovering_reader import RecoveringReader
-from host.model_control.dependencies import (
+from host.model_control.dependency_graph import (
     DependencyGraph,
     circular_dependency_error,
     models_unavailable_error,

@@ -21,6 +21,7 @@ from host.inference.metadata import IndexEntry
 from host.inference.request import Parameter
 from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies
+from host.model_control.load_planner import LoadRequest
 from host.models.loaders import RepositoryReadError
 from host.models.registry import UNLOADED, Registry, VersionState, parse_version
 from host.models.traffic_splits import TrafficChange, TrafficSplits
@@ -216,7 +217,7 @@ class ModelControl:
         try:
             known = await self._resolve_model(name, override)
             with self._waits_for_loads(requester, known):
-                failures = await self._dependencies.start_load(known, override)
+                failures = await self._dependencies.start_load(known, LoadRequest(override))
         except HostError as error:
             known, failures = [], {name: error}
         _raise_failures(name, failures)
@@ -334,7 +335,9 @@ class ModelControl:
         """The names of a model and of the ensembles that use it, directly or not."""
         known = self._registry.qualified_names(name)
         for one in known:  # grows meanwhile
-            known += [user for user in self._dependencies.users_of(one) if user not in known]
+            known += [
+                user for user in self._dependencies.graph.dependents_of(one) if user not in known
+            ]
         return [name, *map(self._registry.name_of, known)]
 
     def _is_loaded(self, name: str) -> bool:

@@ -1,173 +1,22 @@
-"""Which models depend on which, and loads in the order of the dependencies."""
+"""Loads and unloads models with those that they depend on, and with those that depend on them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from host.config.schema import ModelConfig, is_ensemble
-from host.ensembles.compatibility import check_step_models
-from host.errors import HostError, invalid_argument
+from host.errors import HostError
+from host.model_control.dependency_graph import DependencyGraph, circular_dependency_error
 from host.model_control.lifecycle import ModelLifecycle
-from host.model_control.load_planner import PlannedModel
-from host.models.loaders import RepositoryReadError, VersionLoadError
-from host.models.registry import Registry, VersionState
-from host.repository.override import Override
-from host.repository.repository import qualified_name
-
-
-class DependencyGraph:
-    """The step models of each ensemble, by its configuration as it was read last."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._members: dict[str, dict[str, str]] = {}  # ensemble: qualified names by names
-        self.implicit: set[str] = set()
-        """Models that are loaded only because an ensemble needs them."""
-        self.orphans: set[str] = set()
-        """Ensembles that were unloaded with a step model, and are loaded again with it."""
-
-    def record_model(
-        self, name: str, config: ModelConfig, found: Mapping[str, str]
-    ) -> frozenset[str]:
-        """Records the step models of an ensemble and returns them; nothing for other models.
-
-        `found`: qualified names of the step models by name. Each step of `config` gets the
-        namespace of its model.
-        """
-        self._members.pop(name, None)
-        if not is_ensemble(config):
-            return frozenset()
-        for step in config.ensemble_scheduling.step:
-            step.model_namespace = self._registry.namespace_of(found[step.model_name])
-        self._members[name] = dict(found)
-        return self.dependencies_of(name)
-
-    def remove_model(self, name: str) -> None:
-        """Forgets a model that is no longer served."""
-        self._members.pop(name, None)
-
-    def dependencies_of(self, name: str) -> frozenset[str]:
-        """The step models of an ensemble, by qualified name."""
-        return frozenset(self._members.get(name, {}).values())
-
-    def dependents_of(self, name: str, maybe: bool = False) -> list[str]:
-        """The ensembles that use a model; with `maybe`, also those that use one of its name."""
-        plain = self._registry.name_of(name)
-        return sorted(
-            user
-            for user, members in self._members.items()
-            if (plain in members if maybe else name in members.values())
-        )
-
-    def is_served_or_loading(self, name: str) -> bool:
-        """Whether a version is ready or loading."""
-        versions = self._registry.versions(name).values()
-        return any(
-            version.state in (VersionState.READY, VersionState.LOADING) for version in versions
-        )
-
-    def unloaded_remote_models(self, name: str) -> list[str]:
-        """The step models of an ensemble that no other server has loaded."""
-        known = filter(self._registry.is_remote, self.dependencies_of(name))
-        return sorted(member for member in known if not self._registry.versions(member))
-
-    def is_needed(self, name: str) -> bool:
-        """Whether an ensemble that is served or loading uses the model."""
-        return any(self.is_served_or_loading(user) for user in self.dependents_of(name))
-
-    def validate_ensemble(
-        self, name: str, config: ModelConfig, failures: Mapping[str, HostError]
-    ) -> None:
-        """Checks that an ensemble fits its step models, and sets whether it is decoupled.
-
-        `failures`: the errors of step models that did not load. Raises HostError INVALID_ARG
-        (docs/reference/ensembles.md, "Checks against the composing models").
-        """
-        last = self.find_cycle_end(name)
-        if last:
-            raise circular_dependency_error(name, last)
-        missing = [
-            self._registry.name_of(member)
-            for member in sorted(self.dependencies_of(name))
-            if isinstance(failures.get(member), RepositoryReadError)
-            and not self.is_served_or_loading(member)
-        ]
-        if missing:
-            raise models_unavailable_error(name, missing)
-        steps = config.ensemble_scheduling.step
-        members = [self._step_model_config(name, step, failures) for step in steps]
-        config.model_transaction_policy.decoupled = check_step_models(config, members)
-
-    def find_cycle_end(self, name: str) -> str:
-        """The model that leads back to `name`, or "" if the graph has no cycle there."""
-        seen: set[str] = set()
-        todo = [name]
-        while todo:
-            current = todo.pop()
-            for member in sorted(self.dependencies_of(current)):
-                if member == name:
-                    return current
-                if member not in seen:
-                    seen.add(member)
-                    todo.append(member)
-        return ""
-
-    def _step_model_config(
-        self, ensemble: str, step: Any, failures: Mapping[str, HostError]
-    ) -> ModelConfig:
-        """The configuration of the version that a step calls."""
-        name, number = step.model_name, step.model_version
-        known = qualified_name(step.model_namespace, name)
-        depends = f"ensemble '{ensemble}' depends on '{name}'"
-        failure = failures.get(known)
-        ready = {
-            version.number: version.model
-            for version in self._registry.versions(known).values()
-            if version.state is VersionState.READY and version.model is not None
-        }
-        if not ready:
-            if failure is None:
-                raise invalid_argument(f"{depends} which has no loaded version.")
-            if isinstance(failure, VersionLoadError):
-                raise invalid_argument(
-                    f"{depends} which has no loaded version. Model '{name}' loading failed with"
-                    f" error: {failure.message}"
-                )
-            raise invalid_argument(
-                f"{depends} which is not valid. Model '{name}' failed with error: {failure.message}"
-            )
-        if number == -1:
-            number = max(ready)
-        if number not in ready:
-            raise version_not_loaded_error(ensemble, name, number)
-        return ready[number].config
-
-
-def circular_dependency_error(name: str, last: str) -> HostError:
-    """The error of an ensemble that contains itself; `last` leads back to it."""
-    return invalid_argument(
-        f"circular dependency between ensembles: {name} -> ... -> {last} -> {name}"
-    )
-
-
-def models_unavailable_error(name: str, missing: Sequence[str]) -> HostError:
-    """The error of an ensemble whose step models do not exist."""
-    return invalid_argument(
-        f"ensemble {name} contains models that are not available or ambiguous: {', '.join(missing)}"
-    )
-
-
-def version_not_loaded_error(name: str, member: str, version: int) -> HostError:
-    """The error of an ensemble that calls a version which is not loaded."""
-    return invalid_argument(
-        f"ensemble '{name}' depends on '{member}' whose required version {version} is not loaded."
-    )
-
+from host.model_control.load_planner import LoadRequest, PlannedModel
+from host.models.loaders import RepositoryReadError
+from host.models.registry import Registry
 
 _log = logging.getLogger("pbhost")
+
+_PLAIN = LoadRequest()  # without an override, whatever serves
 
 
 class EnsembleDependencies:
@@ -181,46 +30,24 @@ class EnsembleDependencies:
 
     def __init__(self, registry: Registry, lifecycle: ModelLifecycle) -> None:
         self.lifecycle = lifecycle
-        self._graph = DependencyGraph(registry)
-        self._in_progress: dict[asyncio.Task[Any], LoadOrder] = {}
-
-    def create_load_order(
-        self,
-        names: Iterable[str] = (),
-        override: Override | None = None,
-        *,
-        polled: bool = False,
-        if_missing: bool = False,
-    ) -> LoadOrder:
-        """A group of loads that are requested together.
-
-        `polled`: by the poller. `if_missing`: models that serve stay as they are.
-        """
-        return LoadOrder(
-            self.lifecycle,
-            self._graph,
-            self._unload_incomplete_ensemble,
-            self._in_progress,
-            names,
-            override,
-            polled,
-            if_missing,
-        )
+        self.graph = DependencyGraph(registry)
+        self.in_progress: dict[asyncio.Task[Any], LoadOrder] = {}
+        """The loads in progress, each with its group."""
 
     async def load_all(self, names: Iterable[str]) -> bool:
         """Loads these models; returns whether all are ready. Failures go to log and registry."""
         names = list(names)
-        return all(await asyncio.gather(*map(self.create_load_order(names).try_load, names)))
+        return all(await asyncio.gather(*map(LoadOrder(self, names).try_load, names)))
 
     def start_load(
-        self, names: Sequence[str], override: Override | None = None, if_missing: bool = False
+        self, names: Sequence[str], request: LoadRequest
     ) -> asyncio.Future[dict[str, HostError]]:
         """Starts to load models: their step models, they themselves, and then their ensembles.
 
         The result has the errors by model. The load continues if the wait for it is cancelled.
         Raises HostError, as the result may.
         """
-        order = self.create_load_order(names, override, if_missing=if_missing)
+        order = LoadOrder(self, names, request)
         loading = order.start_load(names)
         loading.add_done_callback(lambda _: order.release_tasks())
         return asyncio.shield(loading)
@@ -241,42 +68,38 @@ class EnsembleDependencies:
     def _with_dependencies(self, names: Iterable[str]) -> list[str]:
         found = list(names)
         for one in found:
-            found += self._graph.dependencies_of(one).difference(found)
+            found += self.graph.dependencies_of(one).difference(found)
         return found
 
     def _loads_of(self, name: str, dependents: bool) -> list[asyncio.Task[Any]]:
         names = self._with_dependencies([name]) if dependents else [name]
-        return [task for task, order in self._in_progress.items() if order.includes_any(names)]
+        return [task for task, order in self.in_progress.items() if order.includes_any(names)]
 
     async def follow_remote_model(self, name: str) -> bool:
         """Reloads the ensembles that use a model of another server, as its versions have changed.
 
         They are unloaded if it has none. Returns whether what is served has changed.
         """
-        if self._graph.is_served_or_loading(name):
-            return await self.create_load_order().reload_users_of(name)
-        users = filter(self._graph.is_served_or_loading, self._graph.dependents_of(name))
+        if self.graph.is_served_or_loading(name):
+            return await LoadOrder(self).reload_users_of(name)
+        users = filter(self.graph.is_served_or_loading, self.graph.dependents_of(name))
         changed = any(users)
         self._unload_users(name)
         return changed
 
     def waiting_ensembles(self) -> dict[str, list[str]]:
         """Ensembles that are loaded when their models are, and which of them are remote."""
-        graph = self._graph
+        graph = self.graph
         return {name: graph.unloaded_remote_models(name) for name in sorted(graph.orphans)}
 
     def models_in_progress(self) -> set[str]:
         """The models that loads in progress load, have loaded, or need."""
-        return set().union(*(order.names for order in self._in_progress.values()))
+        return set().union(*(order.names for order in self.in_progress.values()))
 
     def models_in_progress_with(self, name: str) -> set[str]:
         """The models of those loads in progress that concern this model."""
-        orders = (order for order in self._in_progress.values() if order.includes_any([name]))
+        orders = (order for order in self.in_progress.values() if order.includes_any([name]))
         return set().union(*(order.names for order in orders))
-
-    def users_of(self, name: str) -> list[str]:
-        """The ensembles that use a model."""
-        return self._graph.dependents_of(name)
 
     def unload(self, name: str, dependents: bool = False) -> None:
         """Starts to unload a model and the ensembles that use it.
@@ -284,7 +107,7 @@ class EnsembleDependencies:
         `dependents`: also unloads step models that were loaded only for it and that no other
         ensemble uses.
         """
-        graph = self._graph
+        graph = self.graph
         self.lifecycle.unload(name)
         self._clear_unload_reason(name)
         self._unload_users(name)
@@ -296,25 +119,25 @@ class EnsembleDependencies:
     def remove_model(self, name: str) -> None:
         """Unloads a model that should no longer be served, and drops its failures."""
         self.lifecycle.remove_model(name)
-        self._graph.remove_model(name)
+        self.graph.remove_model(name)
         self._clear_unload_reason(name)
         self._unload_users(name)
 
     def _clear_unload_reason(self, name: str) -> None:
-        self._graph.orphans.discard(name)
-        self._graph.implicit.discard(name)
+        self.graph.orphans.discard(name)
+        self.graph.implicit.discard(name)
 
-    def _unload_incomplete_ensemble(self, name: str) -> None:
+    def unload_incomplete(self, name: str) -> None:
         """Unloads an ensemble until its step models are loaded and fit again."""
-        self._graph.orphans.add(name)
+        self.graph.orphans.add(name)
         self.lifecycle.unload(name, keep_override=True)
         self._unload_users(name)
 
     def _unload_users(self, name: str) -> None:
-        for user in self._graph.dependents_of(name):
-            if self._graph.is_served_or_loading(user):
+        for user in self.graph.dependents_of(name):
+            if self.graph.is_served_or_loading(user):
                 _log.info("unloading ensemble '%s', which uses '%s'", user, name)
-                self._unload_incomplete_ensemble(user)
+                self.unload_incomplete(user)
 
 
 class LoadOrder:
@@ -326,24 +149,16 @@ class LoadOrder:
 
     def __init__(
         self,
-        lifecycle: ModelLifecycle,
-        graph: DependencyGraph,
-        unload_incomplete: Callable[[str], None],
-        in_progress: dict[asyncio.Task[Any], LoadOrder],
-        names: Iterable[str],
-        override: Override | None,
-        polled: bool,
-        if_missing: bool,
+        dependencies: EnsembleDependencies,
+        names: Iterable[str] = (),
+        request: LoadRequest = _PLAIN,
     ) -> None:
-        self._lifecycle = lifecycle
-        self._graph = graph
-        self._unload_incomplete = unload_incomplete
-        self._in_progress = in_progress
+        self._dependencies = dependencies
+        self._lifecycle = dependencies.lifecycle
+        self._graph = dependencies.graph
         self._named = dict.fromkeys(names, "")
-        self._override = override
+        self._request = request
         self._planning: asyncio.Task[None] | None = None
-        self._polled = polled
-        self._if_missing = if_missing
         self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._changed: set[str] = set()
 
@@ -354,7 +169,7 @@ class LoadOrder:
         they would be kept until the next collection of garbage, which may be hours away.
         """
         self._tasks.clear()
-        self._planning = self._override = None
+        self._planning, self._request = None, _PLAIN
 
     @property
     def names(self) -> set[str]:
@@ -378,7 +193,7 @@ class LoadOrder:
             return True
         if missing := self._graph.unloaded_remote_models(name):
             _log.info("ensemble '%s' waits for %s, unloaded at another server", name, missing)
-            self._unload_incomplete(name)
+            self._dependencies.unload_incomplete(name)
             return True
         self._lifecycle.record_failure(name, failures[name])
         return False
@@ -387,8 +202,7 @@ class LoadOrder:
         """Reloads the ensembles that use a model; returns whether one has changed."""
         self._changed.add(name)
         reload = self._lifecycle.start_load(self._reload_users_of(name))
-        self._in_progress[reload] = self
-        reload.add_done_callback(self._in_progress.pop)
+        self._track(reload)
         return await asyncio.shield(reload)
 
     async def _reload_users_of(self, name: str) -> bool:
@@ -402,13 +216,17 @@ class LoadOrder:
         """
         self._graph.implicit.difference_update(names)
         loading = self._lifecycle.start_load(self._load(names))
-        self._in_progress[loading] = self
-        loading.add_done_callback(self._in_progress.pop)
+        self._track(loading)
         return loading
+
+    def _track(self, load: asyncio.Task[Any]) -> None:
+        in_progress = self._dependencies.in_progress
+        in_progress[load] = self
+        load.add_done_callback(in_progress.pop)
 
     async def _load(self, names: Sequence[str]) -> dict[str, HostError]:
         if self._planning is None:
-            planning = self._start(self._named, self._override)
+            planning = self._start(self._named)
             self._planning = self._lifecycle.start_load(planning)
         await asyncio.shield(self._planning)
         loads = (asyncio.shield(self._tasks[name]) for name in names)
@@ -423,18 +241,19 @@ class LoadOrder:
             await self._reload_users()
         return failures
 
-    async def _start(self, names: Mapping[str, str], override: Override | None = None) -> None:
+    async def _start(self, names: Mapping[str, str]) -> None:
         """Plans the load of these models, and starts to execute the plan.
 
         `names`: the models, and why each is loaded. Models that this group has are left out.
         """
         new = {name: reason for name, reason in names.items() if name not in self._tasks}
         plan = await self._lifecycle.planner.plan_load(
-            new, override, self._graph.dependencies_of, self._tasks, self._if_missing
+            new, self._request, self._graph.dependencies_of, self._tasks
         )
-        if len(plan.models) > 1:
-            _log.debug("models to load:\n%s", plan)
-        for planned in plan.models:
+        if len(plan) > 1:
+            lines = (f"{number}. {planned}" for number, planned in enumerate(plan, 1))
+            _log.debug("models to load:\n%s", "\n".join(lines))
+        for planned in plan:
             name = planned.name
             if name not in self._tasks:
                 if name not in self._named and not self._graph.is_served_or_loading(name):
@@ -460,8 +279,7 @@ class LoadOrder:
         models".
         """
         name, graph, lifecycle = planned.name, self._graph, self._lifecycle
-        polled, if_missing = self._polled, self._if_missing
-        async with lifecycle.lock_model(planned, polled, if_missing) as planned:
+        async with lifecycle.lock_model(planned) as planned:
             force = False
             if planned.loaded is not None:
                 config = planned.loaded.config
@@ -472,10 +290,10 @@ class LoadOrder:
                 force = moved or not self._changed.isdisjoint(step_models)
                 if planned.keeps_override and graph.is_served_or_loading(name) and not force:
                     return False  # no client has asked for the files on disk again
-                current = lifecycle.planner.is_up_to_date(planned, polled, if_missing)
+                current = lifecycle.planner.is_up_to_date(planned)
                 if step_models and (force or not current):
                     graph.validate_ensemble(name, config, failures)
-            changed = await lifecycle.load_versions(planned, polled, if_missing, force)
+            changed = await lifecycle.load_versions(planned, force)
         graph.orphans.discard(name)
         if changed:
             self._changed.add(name)
@@ -523,4 +341,4 @@ class LoadOrder:
                     pass  # its own configuration is wrong; the log says so
                 except HostError as error:
                     _log.info("unloading ensemble '%s': %s", user, error.message)
-                    self._unload_incomplete(user)
+                    self._dependencies.unload_incomplete(user)

@@ -35,20 +35,14 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from host.config.schema import is_ensemble
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
-from host.model_control.load_planner import (
-    LoadFailureLog,
-    LoadPlanner,
-    LoadRecords,
-    PlannedModel,
-    VersionPlan,
-)
+from host.model_control.load_planner import LoadPlanner, PlannedModel, VersionPlan
+from host.model_control.load_records import LoadRecords
 from host.models.loaders import (
     InstanceUpdate,
     LendableSemaphore,
@@ -123,14 +117,32 @@ _OUTDATED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _InPlace:
-    """The outcome for a version that stays loaded."""
+class LoadFailureLog:
+    """Chooses the level of each line about a failed load.
 
-    update: InstanceUpdate
+    A failure that a poll meets again is logged at debug level, as it was reported before.
+    """
+
+    def __init__(self) -> None:
+        self._reported: dict[str, set[str]] = {}  # lines by model, since its last good load
+
+    def lines_for(self, name: str, error: HostError, polled: bool) -> list[tuple[int, str]]:
+        """Returns (level, line) pairs for a failed load of a model."""
+        lines = [f"failed to load '{name}': {error.status_string}"]
+        if isinstance(error, VersionLoadError):
+            lines = error.lines
+        reported = self._reported.setdefault(name, set()) if polled else set()
+        levels = [logging.DEBUG if line in reported else logging.ERROR for line in lines]
+        reported.update(lines)
+        return list(zip(levels, lines, strict=True))
+
+    def clear(self, name: str) -> None:
+        """Reports the next failure of this model at error level again."""
+        self._reported.pop(name, None)
 
 
-LoadResult = LoadedModel | _InPlace
+LoadResult = tuple[LoadedModel, InstanceUpdate | None]
+"""A version, and the instances that it gets if it stays loaded."""
 
 
 async def _settle_outcomes(
@@ -215,24 +227,21 @@ class ModelLifecycle:
         return task
 
     @asynccontextmanager
-    async def lock_model(
-        self, planned: PlannedModel, polled: bool = False, if_missing: bool = False
-    ) -> AsyncIterator[PlannedModel]:
+    async def lock_model(self, planned: PlannedModel) -> AsyncIterator[PlannedModel]:
         """Holds the lock of a model for its load, and logs the failure of the load.
 
         Yields the model as it is to be loaded: it is read again if another load or an unload of the
-        model came first. `polled`: the poller asked for the load. Then a failure that was logged
-        before is not logged again. `if_missing`: as for `load`. Raises the error of the plan.
+        model came first. Raises the error of the plan.
         """
-        name = planned.name
+        name, request = planned.name, planned.request
         lock = self._locks.setdefault(name, asyncio.Lock())
         try:
             async with lock:
                 try:
-                    if self._is_outdated(planned, polled, if_missing):
+                    if self._is_outdated(planned):
                         await self._release_plan(planned)
                         again = await self.planner.read(
-                            name, planned.requested, planned.reason, with_config=True
+                            name, request, planned.reason, with_config=True
                         )
                         planned = dataclasses.replace(again, unloads=planned.unloads)
                     self.planner.note_on_demand(planned)
@@ -240,45 +249,37 @@ class ModelLifecycle:
                         raise planned.error
                     yield planned
                 except HostError as error:
-                    for level, line in self._failures.lines_for(name, error, polled):
+                    for level, line in self._failures.lines_for(name, error, request.polled):
                         _log.log(level, "%s", line, extra=model_fields(name))
                     raise
                 self._failures.clear(name)
                 record = self._records.create(name)
                 record.loads += 1
-                record.override_outlasts_changes = planned.requested is not None
+                record.override_outlasts_changes = request.override is not None
         finally:
             await self._release_plan(planned)
 
-    def _is_outdated(self, planned: PlannedModel, polled: bool, if_missing: bool) -> bool:
+    def _is_outdated(self, planned: PlannedModel) -> bool:
         """Whether a model has to be read again: another load came first, or the model has gone."""
         if planned.is_uploaded:
             return False
         if planned.loads != self._records.find(planned.name).loads:
             return True
         left_out = planned.loaded is None and planned.error is None
-        return left_out and not self.planner.is_up_to_date(planned, polled, if_missing)
+        return left_out and not self.planner.is_up_to_date(planned)
 
-    async def load_versions(
-        self,
-        planned: PlannedModel,
-        polled: bool = False,
-        if_missing: bool = False,
-        force: bool = False,
-    ) -> bool:
+    async def load_versions(self, planned: PlannedModel, force: bool = False) -> bool:
         """Loads a model or brings it up to date; returns whether that changed what is served.
 
         The caller holds the lock of the model (`lock_model`), whose step models are loaded. The
         versions that serve continue until the new ones are ready, and stay if one of these fails,
         or if the model was unloaded meanwhile. An override always reloads the model, and so does
         `force`. The configuration of an override holds for later loads without one until the
-        model's files change or the model is unloaded; uploaded files do not. `polled`: a model
-        whose instances were given up is left alone until its files change. `if_missing`: a model
-        that serves is left alone, even if its files have changed.
+        model's files change or the model is unloaded; uploaded files do not.
 
         Raises HostError; RepositoryReadError if nothing was attempted.
         """
-        if not force and self.planner.is_up_to_date(planned, polled, if_missing):
+        if not force and self.planner.is_up_to_date(planned):
             return False
         plan = await self.planner.plan_versions(planned, force)
         name = plan.name
@@ -305,9 +306,9 @@ class ModelLifecycle:
             if outdated or errors:
                 await self._roll_back(plan, results, errors, outdated)
             changed = self._commit(plan, results)
-            for result in results.values():
-                if isinstance(result, _InPlace):
-                    await result.update.wait_ended()
+            for _, update in results.values():
+                if update is not None:
+                    await update.wait_ended()
         record = self._records.create(name)
         record.fingerprint = files
         record.override = None if plan.override is None else Override(plan.override.config)
@@ -352,7 +353,7 @@ class ModelLifecycle:
             if model is not None:
                 update = await loader.update(model, loaded, finalize)
                 if update is not None:
-                    return _InPlace(update)
+                    return model, update
             left = self._settings.retries
             while True:
                 try:
@@ -370,7 +371,7 @@ class ModelLifecycle:
                     )  # fmt: skip
                     left -= 1
                 else:
-                    return model
+                    return model, None
 
     async def _run_hooks_after_load(self, model: LoadedModel, plan: VersionPlan) -> None:
         try:
@@ -385,17 +386,15 @@ class ModelLifecycle:
         name = plan.name
         changed = set(plan.before) != set(plan.chosen)
         replaced = set(plan.serving)
-        for number, result in results.items():
-            if isinstance(result, _InPlace):
-                model = plan.in_place[number]
-                for ending in result.update.commit():
+        for number, (model, update) in results.items():
+            if update is not None:
+                for ending in update.commit():
                     self._surplus[ending] = name
                     ending.add_done_callback(self._surplus.pop)
                 self._records.update_version(model, plan.state, plan.loaded.config)
                 replaced.discard(number)
             else:
                 changed = True
-                model = result
                 self._records.add_version(model, plan.files, plan.state, plan.loaded.config)
                 # The predecessor may still be unloading.
                 predecessor = plan.before[number].model if number in plan.before else None
@@ -418,11 +417,11 @@ class ModelLifecycle:
     ) -> None:
         """Stops what the load brought up, and raises HostError with the reasons."""
         name = plan.name
-        for number, result in results.items():
-            if isinstance(result, _InPlace):
-                await result.update.discard()
+        for number, (model, update) in results.items():
+            if update is not None:
+                await update.discard()
             else:
-                await result.stop(0, self._settings.finalize)
+                await model.stop(0, self._settings.finalize)
                 self._set_unavailable(plan, number, UNLOADED)
         texts: list[str] = []
         lines: list[str] = []
@@ -507,16 +506,6 @@ class ModelLifecycle:
             await asyncio.to_thread(files.remove)
 
     # Lookups
-
-    def serves(self, name: str) -> bool:
-        """Whether a version of the model is ready."""
-        return self.planner.is_serving(name, polled=True)
-
-    def is_current(self, name: str, fingerprint: Fingerprint) -> bool:
-        """Whether a model serves that was loaded from a directory with this fingerprint."""
-        return self._records.is_current(name, fingerprint) and self.planner.is_serving(
-            name, polled=True
-        )
 
     def retiring_models(self) -> set[str]:
         """The models that have a version which is finishing its work or stopping."""

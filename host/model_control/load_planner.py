@@ -1,4 +1,4 @@
-"""Plans the loads of models, and records of what has been loaded.
+"""Plans loads: which models, which of their versions, and what happens to each version.
 
 A plan is made from what lies in the repositories or was uploaded, before anything is started.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,8 @@ from host.config.model_config import LoadedConfig, config_file, load_config, rea
 from host.config.parameters import check_load_parameters, loads_on_demand
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError
-from host.models.loaders import LoadSettings, RepositoryReadError, VersionLoadError, clear_updatable
+from host.model_control.load_records import FileState, LoadRecords
+from host.models.loaders import LoadSettings, RepositoryReadError
 from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
 from host.remote_models import RemoteModels
 from host.repository.fingerprint import Fingerprint, FingerprintFunction
@@ -33,160 +33,19 @@ from host.repository.repository import Repository
 
 
 @dataclass(frozen=True, slots=True)
-class FileState:
-    """The files of a model directory at one moment.
+class LoadRequest:
+    """How a load was asked for.
 
     Attributes:
-        root: The model directory, or its URL in an object store.
-        fingerprint: Path, size and modification time of each file below it.
-        config: The configuration file, or the folder with it; it need not exist.
+        override: The configuration, and files, that a client sent with it.
+        polled: Whether the poller asked. Then a failure that was logged before is not logged again,
+            and a model whose instances were given up is left alone until its files change.
+        if_missing: Whether a model that serves is left alone, even if its files have changed.
     """
 
-    root: str
-    fingerprint: Fingerprint
-    config: str
-
-    def of_version(self, version: int) -> Fingerprint:
-        """The part that concerns one version: its folder, and files that all versions share."""
-        return frozenset(
-            entry
-            for entry in self.fingerprint
-            for top in (self._part(entry[0]),)
-            if top == str(version) or not (top.isdecimal() or top == self.config)
-        )
-
-    def changed_parts(self, other: FileState) -> set[str]:
-        """The files and folders in the model directory that differ in another state of it."""
-        return {self._part(entry[0]) for entry in self.fingerprint ^ other.fingerprint}
-
-    def _part(self, path: str) -> str:
-        return path.removeprefix(f"{self.root}/").split("/", 1)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class VersionRecord:
-    """What a living version was loaded from.
-
-    Attributes:
-        files: Its directory; an uploaded one is removed with its last user.
-        state: The state of the repository's files; None if a client uploaded all of them.
-        config: The configuration without the fields that can be updated in place, serialised.
-    """
-
-    files: ModelFiles
-    state: FileState | None
-    config: bytes
-
-    def can_update_in_place(
-        self, version: int, config: ModelConfig, state: FileState | None
-    ) -> bool:
-        """Whether only what may change in place, or other versions, has changed since the load."""
-        if self.state is None or state is None or self.config != serialize_fixed_fields(config):
-            return False
-        return self.state.of_version(version) == state.of_version(version)
-
-
-@dataclass(slots=True)
-class ModelRecord:
-    """What a model was loaded from by its last load that succeeded.
-
-    Attributes:
-        fingerprint: The files in the repository; None if the model is not loaded from there.
-        override: The configuration that a client sent with a load. It holds for loads without one
-            until the files change (docs/reference/model-control.md, "Load
-            requests").
-        override_outlasts_changes: Whether that load was the last one that a client asked for.
-            Then the override also holds, after a change of files, for loads that only happen
-            because of an ensemble.
-        loads: Number of loads that have succeeded. What was read before the last one is outdated.
-        unloads: Number of unloads so far. A load is given up if it changes meanwhile.
-    """
-
-    fingerprint: Fingerprint | None = None
     override: Override | None = None
-    override_outlasts_changes: bool = False
-    loads: int = 0
-    unloads: int = 0
-
-
-class LoadRecords:
-    """One record for each model by name, and one for each version that is alive."""
-
-    def __init__(self) -> None:
-        self._models: dict[str, ModelRecord] = {}
-        self._versions: dict[LoadedModel, VersionRecord] = {}
-
-    def find(self, name: str) -> ModelRecord:
-        """The record of a model; an empty one that is not kept if there is none."""
-        return self._models.get(name) or ModelRecord()
-
-    def create(self, name: str) -> ModelRecord:
-        """The record of a model, which is made if there is none."""
-        return self._models.setdefault(name, ModelRecord())
-
-    def is_current(self, name: str, fingerprint: Fingerprint) -> bool:
-        """Whether the model was loaded from a directory with this fingerprint."""
-        record = self._models.get(name)
-        return record is not None and record.fingerprint == fingerprint
-
-    def add_version(
-        self, model: LoadedModel, files: ModelFiles, state: FileState | None, config: ModelConfig
-    ) -> None:
-        """Records a version that was loaded, and takes a reference to its files."""
-        files.acquire()
-        self._versions[model] = VersionRecord(files, state, serialize_fixed_fields(config))
-
-    def update_version(
-        self, model: LoadedModel, state: FileState | None, config: ModelConfig
-    ) -> None:
-        """Records a version that was updated in place."""
-        files = self._versions[model].files
-        self._versions[model] = VersionRecord(files, state, serialize_fixed_fields(config))
-
-    def version(self, model: LoadedModel) -> VersionRecord:
-        """The record of a version that is alive."""
-        return self._versions[model]
-
-    def remove_version(self, model: LoadedModel) -> ModelFiles:
-        """Forgets a version that has stopped; the caller releases the files."""
-        return self._versions.pop(model).files
-
-    def living_models(self) -> list[LoadedModel]:
-        """Every version that is alive, including those that only finish their work."""
-        return list(self._versions)
-
-
-def serialize_fixed_fields(config: ModelConfig) -> bytes:
-    """The configuration without what may change in place, as comparable bytes."""
-    fixed = type(config)()
-    fixed.CopyFrom(config)
-    clear_updatable(fixed)
-    serialized: bytes = fixed.SerializeToString(deterministic=True)
-    return serialized
-
-
-class LoadFailureLog:
-    """Chooses the level of each line about a failed load.
-
-    A failure that a poll meets again is logged at debug level, as it was reported before.
-    """
-
-    def __init__(self) -> None:
-        self._reported: dict[str, set[str]] = {}  # lines by model, since its last good load
-
-    def lines_for(self, name: str, error: HostError, polled: bool) -> list[tuple[int, str]]:
-        """Returns (level, line) pairs for a failed load of a model."""
-        lines = [f"failed to load '{name}': {error.status_string}"]
-        if isinstance(error, VersionLoadError):
-            lines = error.lines
-        reported = self._reported.setdefault(name, set()) if polled else set()
-        levels = [logging.DEBUG if line in reported else logging.ERROR for line in lines]
-        reported.update(lines)
-        return list(zip(levels, lines, strict=True))
-
-    def clear(self, name: str) -> None:
-        """Reports the next failure of this model at error level again."""
-        self._reported.pop(name, None)
+    polled: bool = False
+    if_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +55,7 @@ class PlannedModel:
     Attributes:
         name: The model.
         reason: Why it is in the plan: "" if the caller named it, else which model needs or uses it.
-        requested: The override of this load, or the one that a load because of an ensemble keeps.
+        request: The request; its override may be one that a load because of an ensemble keeps.
         files: The directory that versions are loaded from; None if it could not be found.
         state: The state of the repository's files; None if a client uploaded all of them.
         override: The override in force, from this load or from an earlier one.
@@ -211,7 +70,7 @@ class PlannedModel:
 
     name: str
     reason: str = ""
-    requested: Override | None = None
+    request: LoadRequest = LoadRequest()
     files: ModelFiles | None = None
     state: FileState | None = None
     override: Override | None = None
@@ -226,7 +85,7 @@ class PlannedModel:
     @property
     def keeps_override(self) -> bool:
         """Whether it has the override of an earlier load, and an ensemble is why it is loaded."""
-        return bool(self.reason) and self.requested is not None
+        return bool(self.reason) and self.request.override is not None
 
     @property
     def is_uploaded(self) -> bool:
@@ -239,19 +98,6 @@ class PlannedModel:
             return f"{self.name}{why}: {self.error.message}"
         steps = ", ".join(sorted(self.step_models.values()))
         return f"{self.name}{why}" + (f" after {steps}" if steps else "")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """The models that one request loads, in an order in which step models precede ensembles.
-
-    An ensemble that contains itself follows those of its step models that do not lead to it.
-    """
-
-    models: Sequence[PlannedModel]
-
-    def __str__(self) -> str:
-        return "\n".join(f"{number}. {one}" for number, one in enumerate(self.models, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,33 +154,33 @@ class LoadPlanner:
     async def plan_load(
         self,
         names: Mapping[str, str],
-        override: Override | None,
+        request: LoadRequest,
         step_models_of: Callable[[str], Collection[str]],
         known: Container[str],
-        if_missing: bool,
-    ) -> LoadPlan:
+    ) -> list[PlannedModel]:
         """Plans the load of models and of the step models that they need.
 
-        `names`: the models, and why each is loaded; "" if the caller named it. `override` is that
-        of the models that the caller named. `step_models_of`: returns the step models that a model
-        had when it was read last. Models in `known` belong to an earlier plan. `if_missing`: models
-        that serve are left alone. A model that cannot be read is in the plan with its error.
+        `names`: the models, and why each is loaded; "" if the caller named it. The override of
+        `request` is for the models that the caller named. `step_models_of`: returns the step models
+        that a model had when it was read last. Models in `known` belong to an earlier plan.
+
+        Returns the models in an order in which step models precede ensembles; an ensemble that
+        contains itself follows those of its step models that do not lead to it. A model that cannot
+        be read is among them with its error.
         """
         found: dict[str, PlannedModel] = {}
         wanted = dict(names)
+
+        async def plan(name: str, reason: str) -> PlannedModel:
+            own = request
+            if reason:
+                own = dataclasses.replace(request, override=self.lasting_override(name))
+            if request.if_missing and self.serves(name):
+                return self._unread(name, own, reason)
+            return await self.read(name, own, reason, with_config=bool(step_models_of(name)))
+
         while wanted:
-            models = await asyncio.gather(
-                *(
-                    self.read(
-                        name,
-                        self.lasting_override(name) if reason else override,
-                        reason,
-                        with_config=bool(step_models_of(name)),
-                        if_missing=if_missing,
-                    )
-                    for name, reason in wanted.items()
-                )
-            )
+            models = await asyncio.gather(*map(plan, wanted, wanted.values()))
             found.update(zip(wanted, models, strict=True))
             wanted = {
                 step: f"step of '{model.name}'"
@@ -342,36 +188,32 @@ class LoadPlanner:
                 for step in sorted(set(model.step_models.values()))
                 if step not in found and step not in known
             }
-        return LoadPlan(_in_order(found))
+        return _in_order(found)
 
     def lasting_override(self, name: str) -> Override | None:
         """The override that a load because of an ensemble has to keep, if there is one."""
         record = self._records.find(name)
         return record.override if record.override_outlasts_changes else None
 
+    def _unread(self, name: str, request: LoadRequest, reason: str) -> PlannedModel:
+        record = self._records.find(name)
+        return PlannedModel(name, reason, request, loads=record.loads, unloads=record.unloads)
+
     async def read(
-        self,
-        name: str,
-        override: Override | None = None,
-        reason: str = "",
-        *,
-        with_config: bool = False,
-        if_missing: bool = False,
+        self, name: str, request: LoadRequest, reason: str = "", *, with_config: bool = False
     ) -> PlannedModel:
         """Reads a model from the repository, or from what a client uploaded.
 
         Without `with_config`, the configuration of a model that serves these files is left out.
-        `if_missing`: that of any model that serves is.
         """
-        record = self._records.find(name)
-        planned = PlannedModel(name, reason, override, loads=record.loads, unloads=record.unloads)
-        if self.is_remote(name) or (if_missing and self.is_serving(name, polled=True)):
+        planned = self._unread(name, request, reason)
+        if self.is_remote(name):
             return planned
         try:
             planned = await self._find_files(planned)
             if planned.override is None and planned.state is not None:
                 if self._records.is_current(name, planned.state.fingerprint):
-                    if not with_config and self.is_serving(name, polled=True):
+                    if not with_config and self.serves(name):
                         return planned
                     kept = self._records.find(name).override
                     planned = dataclasses.replace(planned, override=kept)
@@ -393,7 +235,7 @@ class LoadPlanner:
 
     async def _find_files(self, planned: PlannedModel) -> PlannedModel:
         """Finds the directory to load from, and its state if it lies in the repository."""
-        name, override = planned.name, planned.requested
+        name, override = planned.name, planned.request.override
         try:
             if override is not None and override.files:
                 path = await asyncio.to_thread(self._uploads.write, override.files)
@@ -448,16 +290,16 @@ class LoadPlanner:
             text = f"failed to read model '{name}': {error}"
             raise RepositoryReadError(ErrorCode.INTERNAL, text) from error
 
-    def is_up_to_date(self, planned: PlannedModel, polled: bool, if_missing: bool) -> bool:
+    def is_up_to_date(self, planned: PlannedModel) -> bool:
         """Whether the model serves what is planned, so that a load would change nothing."""
-        name = planned.name
-        if if_missing and self.is_serving(name, polled=True):
+        name, request = planned.name, planned.request
+        if request.if_missing and self.serves(name):
             return True
         return (
-            planned.requested is None
+            request.override is None
             and planned.state is not None
             and self._records.is_current(name, planned.state.fingerprint)
-            and self.is_serving(name, polled)
+            and self.serves(name, now=not request.polled)
         )
 
     async def plan_versions(self, planned: PlannedModel, force: bool) -> VersionPlan:
@@ -519,14 +361,18 @@ class LoadPlanner:
             else:
                 self._registry.on_demand.discard(planned.name)
 
-    def is_serving(self, name: str, polled: bool) -> bool:
-        """Whether the model can be asked; for the poller, whether it could be after its load."""
+    def serves(self, name: str, now: bool = False) -> bool:
+        """Whether a version of the model is ready; `now`: and one of its instances is alive."""
         return any(
             version.state is VersionState.READY
             and version.model is not None
-            and (polled or version.model.ready)
+            and (version.model.ready or not now)
             for version in self._registry.versions(name).values()
         )
+
+    def is_current(self, name: str, fingerprint: Fingerprint) -> bool:
+        """Whether a model serves that was loaded from a directory with this fingerprint."""
+        return self._records.is_current(name, fingerprint) and self.serves(name)
 
     def find_models_on_demand(self) -> set[str]:
         """The models on disk that load on demand, by qualified name. Blocks.

@@ -188,7 +188,7 @@ class Evictions:
         for one in names:  # grows meanwhile
             names += [
                 user
-                for user in self._dependencies.users_of(one)
+                for user in self._dependencies.graph.dependents_of(one)
                 if user not in names and self._ready_versions(user)
             ]
         return names

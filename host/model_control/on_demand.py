@@ -20,6 +20,7 @@ from host.inference.request import InferRequest
 from host.logs.formats import model_fields
 from host.metrics.families import MetricsSnapshot
 from host.model_control.dependencies import EnsembleDependencies
+from host.model_control.load_planner import LoadRequest
 from host.models.registry import Registry
 from host.repository.repository import Repository
 from host.scheduling.queue import QueuePolicies, read_queue_policies
@@ -69,6 +70,7 @@ class OnDemandLoads:
         self._registry = registry
         self._repository = repository
         self._dependencies = dependencies
+        self._planner = dependencies.lifecycle.planner
         self._by_default = by_default
         self._timeout = timeout
         self._pending: dict[str, _PendingLoad] = {}
@@ -137,9 +139,7 @@ class OnDemandLoads:
         except HostError as error:
             _log.debug("'%s' is not loaded for a request: %s", name, error.message)
             return None
-        if not loads_on_demand(config, self._by_default) or self._dependencies.lifecycle.serves(
-            known
-        ):
+        if not loads_on_demand(config, self._by_default) or self._planner.serves(known):
             return None
         if name not in self._pending:
             loading = asyncio.get_running_loop().create_task(self._load(name, known))
@@ -155,14 +155,14 @@ class OnDemandLoads:
         found = self._repository.qualified_names(name)
         if len(found) != 1:
             raise not_found(f"{len(found)} models have this name")
-        return found[0], self._dependencies.lifecycle.planner.read_unchecked_config(found[0])
+        return found[0], self._planner.read_unchecked_config(found[0])
 
     async def _load(self, name: str, known: str) -> HostError | None:
         """Loads a model; returns the error, as several requests may want it."""
         _log.info("loading '%s' for a request", name, extra=model_fields(name))
         counts = self._counts.setdefault(known, LoadCounts())
         try:
-            failures = await self._dependencies.start_load([known], if_missing=True)
+            failures = await self._dependencies.start_load([known], LoadRequest(if_missing=True))
             error = failures.get(known)
         except HostError as refusal:
             error = refusal

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from host.errors import HostError
 from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies, LoadOrder
+from host.model_control.load_planner import LoadRequest
 from host.models.registry import Registry
 from host.repository.fingerprint import Fingerprint, FingerprintFunction
 from host.repository.repository import Repository, RepositoryScan
@@ -86,8 +87,8 @@ class RepositoryPoller:
         await self._repository.refresh()
         state = await asyncio.to_thread(read_state, self._repository, self._fingerprint)
         scan = state.scan
-        lifecycle = self._dependencies.lifecycle
-        on_demand = await asyncio.to_thread(lifecycle.planner.find_models_on_demand)
+        planner = self._dependencies.lifecycle.planner
+        on_demand = await asyncio.to_thread(planner.find_models_on_demand)
         self._registry.on_demand.clear()
         self._registry.on_demand |= on_demand
         warnings = [*scan.warnings, *state.failures]
@@ -99,15 +100,16 @@ class RepositoryPoller:
             name
             for name, fingerprint in state.fingerprints.items()
             if name not in self._loading
-            and (name not in on_demand or lifecycle.serves(name))
-            and not lifecycle.is_current(name, fingerprint)
+            and (name not in on_demand or planner.serves(name))
+            and not planner.is_current(name, fingerprint)
         ]
         for name, directory in scan.models.items():
             if directory.duplicated:
                 self._dependencies.unload(name)
         if self._has_changed(state.fingerprints, outdated):
             # A failure that a poll meets again without a change has been reported before.
-            order = self._dependencies.create_load_order(outdated, polled=self._seen is None)
+            request = LoadRequest(polled=self._seen is None)
+            order = LoadOrder(self._dependencies, outdated, request)
             for name in outdated:
                 self._start_load(name, order)
         if not scan.failures:  # otherwise a model may lie in a folder that cannot be read

@@ -20,6 +20,7 @@ from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.statistics import InferenceCounters
 from host.model_control.lifecycle import LoadLimiter, ModelLifecycle
+from host.model_control.load_planner import LoadRequest
 from host.models.draining import DrainableModel
 from host.models.loaders import Loaders, LoadSettings, RepositoryReadError, VersionLoadError
 from host.models.registry import Extensions, LoadedModel, Registry, VersionState
@@ -286,7 +287,7 @@ class Setup:
 
     async def _load(self, override: Override | None, force: bool) -> bool:
         lifecycle = self.lifecycle
-        planned = await lifecycle.planner.read("m", override, with_config=force)
+        planned = await lifecycle.planner.read("m", LoadRequest(override), with_config=force)
         async with lifecycle.lock_model(planned) as planned:
             return await lifecycle.load_versions(planned, force=force)
 
@@ -702,7 +703,7 @@ def test_refusal_by_the_caller_leaves_everything_as_it_was(with_lifecycle: Run) 
         await setup.load()
 
         async def load() -> None:
-            planned = await setup.lifecycle.planner.read("m", with_config=True)
+            planned = await setup.lifecycle.planner.read("m", LoadRequest(), with_config=True)
             async with setup.lifecycle.lock_model(planned):
                 raise internal("its step model is missing")
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.model_control.load_planner import LoadPlan, LoadPlanner, LoadRecords, PlannedModel
+from host.model_control.load_planner import LoadPlanner, LoadRequest, PlannedModel
+from host.model_control.load_records import LoadRecords
 from host.models.loaders import LoadSettings, RepositoryReadError
 from host.models.registry import Registry
 from host.repository.fingerprint import compute_fingerprint
@@ -58,10 +59,10 @@ class Planning:
         names: Iterable[str] | Mapping[str, str],
         override: Override | None = None,
         known: Collection[str] = (),
-    ) -> LoadPlan:
+    ) -> list[PlannedModel]:
         reasons = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
         return asyncio.run(
-            self.planner.plan_load(reasons, override, lambda name: (), known, if_missing=False)
+            self.planner.plan_load(reasons, LoadRequest(override), lambda name: (), known)
         )
 
 
@@ -72,12 +73,12 @@ def planning(repository: RepositoryBuilder) -> Iterable[Planning]:
     made.uploads.close()
 
 
-def names_of(plan: LoadPlan) -> list[str]:
-    return [one.name for one in plan.models]
+def names_of(plan: list[PlannedModel]) -> list[str]:
+    return [one.name for one in plan]
 
 
-def find(plan: LoadPlan, name: str) -> PlannedModel:
-    return next(one for one in plan.models if one.name == name)
+def find(plan: list[PlannedModel], name: str) -> PlannedModel:
+    return next(one for one in plan if one.name == name)
 
 
 def test_step_models_precede_their_ensembles_and_each_is_planned_once(
@@ -90,11 +91,11 @@ def test_step_models_precede_their_ensembles_and_each_is_planned_once(
     plan = planning.plan(["outer", "two"])
     assert names_of(plan) == ["one", "two", "inner", "outer"]
     assert find(plan, "two").reason == "" and find(plan, "one").reason == "step of 'inner'"
-    assert str(plan).splitlines() == [
-        "1. one (step of 'inner')",
-        "2. two",
-        "3. inner (step of 'outer') after one, two",
-        "4. outer after inner, two",
+    assert list(map(str, plan)) == [
+        "one (step of 'inner')",
+        "two",
+        "inner (step of 'outer') after one, two",
+        "outer after inner, two",
     ]
 
 
@@ -108,7 +109,7 @@ def test_a_model_that_cannot_be_read_is_planned_with_its_error(
     for name in ("broken", "missing"):
         assert isinstance(find(plan, name).error, RepositoryReadError)
     assert find(plan, "both").error is None
-    assert "max_batch_size" in str(plan).splitlines()[0]
+    assert "max_batch_size" in str(plan[0])
 
 
 def test_ensembles_of_each_other_are_planned_once_each(
@@ -144,7 +145,10 @@ def test_an_override_is_that_of_the_named_model_alone(
     )
     plan = planning.plan(["both"], given_config)
     assert names_of(plan) == ["two", "both"]
-    assert find(plan, "both").requested is given_config and find(plan, "two").requested is None
+    assert (
+        find(plan, "both").request.override is given_config
+        and find(plan, "two").request.override is None
+    )
 
 
 @settings(max_examples=30)
