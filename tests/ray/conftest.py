@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tritonclient.grpc as grpcclient
 
 from tests.conftest import DEADLINE
+from tests.object_stores import ENVIRONMENT as KEYS_OF_STORES
 
 CLONE_NEWNET = 0x40000000
 HTTP, GRPC = "127.0.0.1:8000", "127.0.0.1:9000"
@@ -166,6 +168,15 @@ class Replicas:
         return {one for one in self.process_ids() if self.count_logs(text, f"-{one}")}
 
 
+def model_is_ready(name: str) -> bool:
+    """Whether a model is ready, through the proxy."""
+    with grpcclient.InferenceServerClient(GRPC) as client:
+        try:
+            return bool(client.is_model_ready(name))
+        except grpcclient.InferenceServerException:
+            return False  # the proxy does not know the application yet
+
+
 def haproxy_environment(folder: str) -> dict[str, str]:
     """The settings of a cluster with HAProxy, which Ray brings along."""
     return {
@@ -190,6 +201,7 @@ def ray_cluster(**environment: str) -> Iterator[RayCluster]:
             "CUDA_VISIBLE_DEVICES": "0,1",  # for the processes of Ray; others see no GPU
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
             "RAY_metrics_report_interval_ms": "1000",
+            **KEYS_OF_STORES,
             **(haproxy_environment(folder) if HAPROXY else {}),
             **environment,
         }.items():

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, wait_until
-from tests.ray.conftest import GRPC, RayCluster
+from tests.ray.conftest import GRPC, RayCluster, model_is_ready
 
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 yaml = pytest.importorskip("yaml")
@@ -84,15 +84,6 @@ def test_check_says_what_the_models_need(repository: RepositoryBuilder) -> None:
     assert pbhost("serve", str(MODELS)).returncode == 2
 
 
-def ready() -> bool:
-    """Whether a model is ready, through the proxy."""
-    with grpcclient.InferenceServerClient(GRPC) as client:
-        try:
-            return bool(client.is_model_ready("add_sub"))
-        except grpcclient.InferenceServerException:
-            return False  # the proxy does not know the application yet
-
-
 def add() -> list[list[float]]:
     with grpcclient.InferenceServerClient(GRPC) as client:
         given = []
@@ -119,7 +110,7 @@ def test_the_example_file_serves_a_model(cluster: RayCluster, tmp_path: Path) ->
     )
     try:
         assert done.returncode == 0, done.stdout + done.stderr
-        wait_until(ready, "the model of user_config")
+        wait_until(lambda: model_is_ready("add_sub"), "the model of user_config")
         assert add() == [[2.0] * 4]
     finally:
         serve.delete("pbhost")
@@ -136,7 +127,7 @@ def test_run_serves_until_it_is_interrupted(cluster: RayCluster) -> None:
         cwd=ROOT,
     )
     try:
-        wait_until(ready, "the model")
+        wait_until(lambda: model_is_ready("add_sub"), "the model")
         assert add() == [[2.0] * 4]
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE) == 0

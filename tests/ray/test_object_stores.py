@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.conftest import DEADLINE
-from tests.object_stores import ENVIRONMENT, S3Server
-from tests.ray.conftest import GRPC, RayCluster
+from tests.conftest import DEADLINE, ROOT, wait_until
+from tests.object_stores import S3Server
+from tests.ray.conftest import GRPC, RayCluster, model_is_ready
 
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 pytest.importorskip("moto.server", reason="needs moto's server (pip install 'moto[server]')")
@@ -36,42 +38,69 @@ output { name: "Y" data_type: TYPE_INT32 dims: 1 }
 """
 
 
+@pytest.fixture(scope="module")
+def s3(cluster: RayCluster) -> Iterator[S3Server]:
+    """A store in the network of the cluster, whose nodes have its keys."""
+    server = S3Server()
+    try:
+        server.put_files("models/doubles", {"config.pbtxt": CONFIG, "1/model.py": DOUBLES})
+        yield server
+    finally:
+        server.close()
+
+
+def double() -> list[int]:
+    with grpcclient.InferenceServerClient(GRPC) as client:
+        given = grpcclient.InferInput("X", [1], "INT32")
+        given.set_data_from_numpy(np.array([21], np.int32))
+        answer = client.infer("doubles", [given]).as_numpy("Y")
+        assert answer is not None
+        doubled: list[int] = answer.tolist()
+        return doubled
+
+
 def test_replicas_of_a_node_fetch_a_model_once(
-    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: RayCluster, s3: S3Server, tmp_path: Path
 ) -> None:
     from host.ray import app
 
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)  # for this process, which reads the configurations
-    s3 = S3Server()
+    url = s3.url("models")
+    command = [sys.executable, "-m", "pbhost", "ray", "check", url, "--per-model=true"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert checked.stdout.startswith("doubles: a replica needs 0 GPUs"), checked
+    s3.objects_read()
+    target = app(
+        {
+            "model_repository": [url],
+            "repository_cache_directory": str(tmp_path / "cache"),
+            "deployment": {
+                "num_replicas": 2,
+                "ray_actor_options": {"num_cpus": 1, "resources": {"head": 1}},
+            },
+        }
+    )
+    with cluster.deploy(target):
+        assert double() == [42]
+    assert s3.objects_read().count("models/doubles/1/model.py") == 1
+
+
+def test_run_serves_the_models_of_a_store_until_it_is_interrupted(
+    cluster: RayCluster, s3: S3Server, tmp_path: Path
+) -> None:
+    from ray import serve
+
+    command = ["ray", "run", s3.url("models"), f"--repository-cache-directory={tmp_path}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pbhost", *command],
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        cwd=ROOT,
+    )
     try:
-        url = s3.url("models")
-        s3.put_files("models/doubles", {"config.pbtxt": CONFIG, "1/model.py": DOUBLES})
-        command = [sys.executable, "-m", "pbhost", "ray", "check", url, "--per-model=true"]
-        checked = subprocess.run(
-            command, capture_output=True, text=True, timeout=DEADLINE, env={**os.environ}
-        )
-        assert checked.stdout.startswith("doubles: a replica needs 0 GPUs"), checked
-        s3.objects_read()
-        target = app(
-            {
-                "model_repository": [url],
-                "repository_cache_directory": str(tmp_path / "cache"),
-                "deployment": {
-                    "num_replicas": 2,
-                    "ray_actor_options": {
-                        "num_cpus": 1,
-                        "resources": {"head": 1},
-                        "runtime_env": {"env_vars": ENVIRONMENT},
-                    },
-                },
-            }
-        )
-        with cluster.deploy(target), grpcclient.InferenceServerClient(GRPC) as client:
-            given = grpcclient.InferInput("X", [1], "INT32")
-            given.set_data_from_numpy(np.array([21], np.int32))
-            answer = client.infer("doubles", [given]).as_numpy("Y")
-            assert answer is not None and answer.tolist() == [42]
-        assert s3.objects_read().count("models/doubles/1/model.py") == 1
+        wait_until(lambda: model_is_ready("doubles"), "the model")
+        assert double() == [42]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE) == 0
+        assert "pbhost" not in serve.status().applications
     finally:
-        s3.close()
+        process.kill()
+        process.wait()
