@@ -3,12 +3,13 @@
 import inspect
 import json
 import os
+import select
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence, Tuple
 
 import pb_utils
 from pb_utils._api_modules import report_to
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _TRIM_SECONDS = 2.0  # how long freed tensor memory stays warm
+
+
+class ThreadsUnavailable(Exception):
+    """This process may not start the thread that a stub needs."""
 
 
 class Worker:
@@ -82,11 +87,15 @@ class Worker:
         self._deferred_work: Deque[m.ToStub] = deque()  # work received while `execute` waited
 
     def run(self) -> None:
-        """Handles messages until the host stops this stub."""
+        """Handles messages until the host stops this stub. Raises ThreadsUnavailable."""
         self._install_runtime()
         service = threading.Thread(target=self._serve_service, name="pbhost-service", daemon=True)
-        service.start()
         try:
+            service.start()
+        except RuntimeError as error:
+            raise ThreadsUnavailable(str(error)) from error
+        try:
+            self._channel.send([m.Hello()])
             while not self._stopping:
                 for message in self._receive_work():
                     self._handle_work(message)
@@ -99,7 +108,6 @@ class Worker:
             self._service_ended = True
             # The model's threads may wait for replies, which arrive on the service thread.
             self._runtime.fail_pending_calls(INSTANCE_ENDED)
-            self._channel.close()
 
     # Overridden by stub.thread_worker, where the stub is a thread of another process
 
@@ -361,11 +369,11 @@ class Worker:
 
     def _run_service_loop(self) -> None:
         trim_at: Optional[float] = None
-        children = self._children
-        descriptors = [self._lifeline, self._wake_read]
+        channel, children = self._channel, self._children
+        descriptors = [self._lifeline, self._wake_read, channel.service_event]
         if children is not None:
             descriptors.append(children.descriptor)
-        reads_bls = [*descriptors, self._channel.bls_event]
+        poll, poll_with_bls = _poller(descriptors), _poller([*descriptors, channel.bls_event])
         while not self._stopping:
             now = time.monotonic()
             wait = self._bls_bursts.check()
@@ -373,25 +381,25 @@ class Worker:
                 wait = 0
             if wait is None and trim_at is not None:
                 wait = max(0, int((trim_at - now) * 1000))
-            wakeup = self._channel.receive_service(
-                reads_bls if self._bls_reader.choose_thread() else descriptors, wait
-            )
-            if self._lifeline in wakeup.descriptors:
+            reads_bls = self._bls_reader.choose_thread()
+            ready = {fd for fd, _ in (poll_with_bls if reads_bls else poll)(wait)}
+            if self._lifeline in ready:
                 self._on_host_gone()
                 return
-            if self._wake_read in wakeup.descriptors:
+            if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
                 self._send_deferred_messages()
-            if children is not None and children.descriptor in wakeup.descriptors:
+            if children is not None and children.descriptor in ready:
                 children.serve_request()
+            messages = channel.read_service_messages() if channel.service_event in ready else ()
             # After a timeout, the thread that waits for the responses reads them more cheaply.
-            if wakeup.messages or self._channel.bls_event in wakeup.descriptors:
-                self._channel.read_bls_responses(self._handle_service)
-            for message in wakeup.messages:
+            if messages or channel.bls_event in ready:
+                channel.read_bls_responses(self._handle_service)
+            for message in messages:
                 self._handle_service(message)
             returns = self._memory.take_releases()
             if returns is not None:
-                self._channel.send([returns])
+                channel.send([returns])
             now = time.monotonic()
             if trim_at is None:
                 trim_at = now + _TRIM_SECONDS
@@ -440,3 +448,11 @@ class Worker:
             self._coroutine_batches.finalize(message)
         else:
             self._handle_memory_message(message)
+
+
+def _poller(descriptors: Sequence[int]) -> Callable[[Optional[int]], List[Tuple[int, int]]]:
+    """Returns the function that waits for one of the descriptors, for milliseconds or for ever."""
+    readable = select.poll()
+    for descriptor in descriptors:
+        readable.register(descriptor, select.POLLIN)
+    return readable.poll

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import DEADLINE
 
-NEEDED = ("numpy", "pyzmq", "msgspec")
+NEEDED = ("numpy", "msgspec")
 
 EVALUATES = """
 import os, sys, json, threading

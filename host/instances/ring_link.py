@@ -1,7 +1,4 @@
-"""The ends of rings in an event loop: of those to stubs, and to frontend processes.
-
-The processes of frontends need this, too, so it does not import ZeroMQ.
-"""
+"""The ends of rings in an event loop: of those to stubs, and to frontend processes."""
 
 from __future__ import annotations
 

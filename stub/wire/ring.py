@@ -18,8 +18,12 @@ from stub.wire.shared_file import Mapping, create_shared_file
 RING_BYTES = 1 << 19
 """Bytes of shared memory in one ring."""
 
-WORK_RING, HOST_RING, BLS_RING = 0, 1, 2
-"""The rings of a stub: work for it, its frames for the host, and BLS responses for it."""
+WORK_RING, HOST_RING, BLS_RING, SERVICE_RING = range(4)
+"""The rings of a stub: work for it, its frames for the host, and for it BLS responses and the
+messages for its service thread.
+"""
+
+STUB_RINGS = 4
 
 WAKE_EARLY = 1 << 32
 """Added to a stub's eventfd shortly before work is sent; each record adds one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +10,9 @@ from tests.unit.stub.host_peer import StartStub, Stubs
 
 
 @pytest.fixture
-def start_stub(tmp_path: Path) -> Iterator[StartStub]:
+def start_stub() -> Iterator[StartStub]:
     """Starts stubs; they end with the test."""
-    stubs = Stubs(tmp_path)
+    stubs = Stubs()
     try:
         yield stubs.start
     finally:
