@@ -12,7 +12,13 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 
-from host.crashes.records import CrashRecord, DescribedRequest, describe_requests, format_time
+from host.crashes.records import (
+    CrashRecord,
+    DescribedRequest,
+    Timestamp,
+    describe_requests,
+    format_time,
+)
 from host.errors import HostError, invalid_argument
 from host.inference.request import InferRequest, digest_request
 
@@ -26,11 +32,11 @@ _SENT_BY_OTHERS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP,
 
 
 class QuarantinedRequest(msgspec.Struct, frozen=True):
-    """A request that is refused. `until`: RFC 3339. `crashes`: ids of records."""
+    """A request that is refused. `crashes`: ids of records."""
 
     model: str
     version: int
-    until: str
+    until: Timestamp
     crashes: list[str]
     request: DescribedRequest
 

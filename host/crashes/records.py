@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -44,6 +44,10 @@ _FIRST_LINE_OF_STACKS = "Fatal Python error: "
 _LINE_AFTER_STACKS = "Extension modules: "
 
 
+Timestamp = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+"""A time in the form of RFC 3339, in UTC."""
+
+
 class DescribedTensor(msgspec.Struct, frozen=True):
     """An input of a request: its name, datatype and shape, not its content."""
 
@@ -62,7 +66,7 @@ class DescribedRequest(msgspec.Struct, frozen=True):
 class CrashRecord(msgspec.Struct, frozen=True):
     """One death of a stub.
 
-    `time`: RFC 3339, in UTC. `reason`: a sentence. `signal`: its name, "" if no signal ended the
+    `reason`: a sentence. `signal`: its name, "" if no signal ended the
     process; `status`: its exit status otherwise. `phase`: what the stub was doing. `requests`: the
     first of those that ran; `request_count` counts all of them. `stacks`: the Python stacks of all
     threads, empty if nothing could write them, as after SIGKILL. `output`: the last lines that the
@@ -71,7 +75,7 @@ class CrashRecord(msgspec.Struct, frozen=True):
     """
 
     id: str
-    time: str
+    time: Timestamp
     model: str
     version: int
     instance: str
@@ -91,7 +95,7 @@ class CrashSummary(msgspec.Struct, frozen=True):
     """What a list shows of a record; the fields are those of CrashRecord."""
 
     id: str
-    time: str
+    time: Timestamp
     model: str
     version: int
     instance: str

@@ -36,8 +36,8 @@ class ModelMetadata:
     name: str
     versions: list[str]
     platform: str
-    inputs: list[TensorMetadata] = field(default_factory=list)
-    outputs: list[TensorMetadata] = field(default_factory=list)
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
+from host.crashes.quarantine import QuarantinedRequest
+from host.crashes.records import CrashRecord, CrashSummary
 from host.frontends.request_headers import Restrictions
-from host.inference.metadata import TensorMetadata
+from host.inference.metadata import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
+from host.instances.activity import InstanceActivity
+from host.logs.log_handler import LogLines
+from host.recording.recorder import RecordingSettings
 
 Schema = dict[str, Any]
 
@@ -249,106 +257,39 @@ _BOOLEAN: Schema = {"type": "boolean"}
 _INTEGER: Schema = {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}
 _UNSIGNED: Schema = {"type": "integer", "minimum": 0, "maximum": (1 << 64) - 1}
 _NUMBER: Schema = {"type": "number", "minimum": -1e308, "maximum": 1e308}
-_TIME: Schema = {"type": "string", "format": "date-time"}
-_STRINGS = array_schema(STRING)
-_OBJECTS = array_schema({"type": "object"})
+_BODIES = (
+    CrashRecord,
+    CrashSummary,
+    IndexEntry,
+    InstanceActivity,
+    LogLines,
+    ModelMetadata,
+    QuarantinedRequest,
+    RecordingSettings,
+    ServerMetadata,
+)
+"""The types of bodies that are written or read as they are; their fields are the members."""
 
 
 def component_schemas() -> dict[str, Schema]:
     """Returns the component schemas that do not depend on the loaded models."""
+    _, found = msgspec.json.schema_components(_BODIES, ref_template=reference("{name}")["$ref"])
+    for schema in found.values():
+        schema["description"] = inspect.cleandoc(schema["description"])
+    found["ServerMetadata"]["properties"]["pbhost_version"] = STRING
     return {
+        **found,
         "Error": object_schema({"error": STRING}, ["error"]),
-        **_metadata(),
-        **_diagnostics(),
-        **_model_control(),
-        **_request_parameters(),
-        **_settings(),
-    }
-
-
-def _metadata() -> dict[str, Schema]:
-    server = {
-        "name": STRING,
-        "version": STRING,
-        "extensions": _STRINGS,
-        "pbhost_version": STRING,
-    }
-    tensor = {"name": STRING, "datatype": STRING, "shape": array_schema(_INTEGER)}
-    tensors = array_schema(reference("TensorMetadata"))
-    model = {
-        "name": STRING,
-        "versions": _STRINGS,
-        "platform": STRING,
-        "inputs": tensors,
-        "outputs": tensors,
-    }
-    return {
-        "ServerMetadata": object_schema(server, ["name", "version", "extensions"]),
-        "TensorMetadata": object_schema(tensor, tensor),
-        "ModelMetadata": object_schema(model, model),
-        "Statistics": object_schema({"model_stats": _OBJECTS}, ["model_stats"]),
-    }
-
-
-def _diagnostics() -> dict[str, Schema]:
-    lines = {"last": COUNT, "missed": COUNT, "lines": _STRINGS}
-    summary = {
-        "id": STRING,
-        "time": _TIME,
-        "model": STRING,
-        "version": _INTEGER,
-        "instance": STRING,
-        "reason": STRING,
-    }
-    activity = {
-        "model": STRING,
-        "version": _INTEGER,
-        "instance": STRING,
-        "pid": _INTEGER,
-        "phase": STRING,
-        "request_count": _INTEGER,
-        "requests": _OBJECTS,
-        "stacks": _STRINGS,
-        "problem": STRING,
-    }
-    record = {
-        **summary,
-        "pid": _INTEGER,
-        "signal": STRING,
-        "status": {"type": ["integer", "null"]},
-        "phase": STRING,
-        "request_count": _INTEGER,
-        "requests": _OBJECTS,
-        "stacks": _STRINGS,
-        "output": _STRINGS,
-        "recorded_requests": _INTEGER,
-    }
-    quarantined = {
-        "model": STRING,
-        "version": _INTEGER,
-        "until": _TIME,
-        "crashes": _STRINGS,
-        "request": {"type": "object"},
-    }
-    return {
-        "LogLines": object_schema(lines, lines),
-        "CrashSummary": object_schema(summary, summary),
-        "QuarantinedRequest": object_schema(quarantined, quarantined),
-        "InstanceActivity": object_schema(activity, activity),
-        "CrashRecord": object_schema(record, record),
-    }
-
-
-def _model_control() -> dict[str, Schema]:
-    entry = {"name": STRING, "version": STRING, "state": STRING, "reason": STRING}
-    config = {**STRING, "description": "A configuration as JSON text."}
-    return {
-        "IndexEntry": object_schema(entry, ["name"]),
+        "Statistics": object_schema(
+            {"model_stats": array_schema({"type": "object"})}, ["model_stats"]
+        ),
         "LoadParameters": {
-            **object_schema({"config": config}),
+            **object_schema({"config": {**STRING, "description": "A configuration as JSON text."}}),
             "patternProperties": {"^file:": {"type": "string", "contentEncoding": "base64"}},
             "additionalProperties": False,
         },
+        **_request_parameters(),
+        **_settings(),
     }
 
 

@@ -18,7 +18,7 @@ from host.frontends.http.api_schemas import (
     element_schemas,
     error_responses,
 )
-from host.frontends.http.api_server_paths import TAGS, diagnostics_paths, server_paths
+from host.frontends.http.api_server_paths import TAGS, server_paths
 from host.frontends.http.http_exchange import JSON, Handler, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
 from host.frontends.http1.cycle import Header
@@ -101,7 +101,7 @@ def openapi_document(
     if describe_others is not None:
         paths |= describe_others(operations)
     # The server paths win, as in routing.
-    paths |= server_paths(operations) | diagnostics_paths(operations)
+    paths |= server_paths(operations)
     tags = [{"name": name, "description": text} for name, text in TAGS.items()]
     known = TAGS.keys()
     used = [op["tags"][0] for item in paths.values() for op in item.values()]

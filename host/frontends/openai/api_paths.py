@@ -11,6 +11,7 @@ from host.frontends.http.api_schemas import (
     Operations,
     Schema,
     json_body,
+    object_schema,
 )
 from host.frontends.openai.fields import (
     CHAT,
@@ -25,14 +26,8 @@ from host.frontends.openai.fields import (
 TAG = "OpenAI clients"
 
 _OBJECT: Schema = {"type": "object"}
-_MESSAGE: Schema = {
-    "type": "object",
-    "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": STRING,
-    },
-    "required": ["role", "content"],
-}
+_ROLE: Schema = {"enum": ["system", "developer", "user", "assistant", "tool"]}
+_MESSAGE = object_schema({"role": _ROLE, "content": STRING}, ["role", "content"])
 _GENERATION: Mapping[str, Schema] = {
     "stream": {"type": "boolean"},
     "max_tokens": {"type": "integer", "minimum": 1},
@@ -42,28 +37,13 @@ _GENERATION: Mapping[str, Schema] = {
 }
 _TEXTS: Schema = {"anyOf": [STRING, {"type": "array", "items": STRING, "minItems": 1}]}
 _MESSAGES: Schema = {"type": "array", "items": _MESSAGE, "minItems": 1}
+_FILE: Schema = {"type": "string", "format": "binary"}
+_MAYBE: Schema = {"type": ["string", "null"]}
+_ERROR_MEMBERS = {"message": STRING, "type": STRING, "param": _MAYBE, "code": _MAYBE}
+_ERROR_BODY = object_schema({"error": object_schema(_ERROR_MEMBERS, _ERROR_MEMBERS)}, ["error"])
 _ERROR: Schema = {
     "description": "An error in OpenAI's form.",
-    "content": {
-        JSON: {
-            "schema": {
-                "type": "object",
-                "properties": {
-                    "error": {
-                        "type": "object",
-                        "properties": {
-                            "message": STRING,
-                            "type": STRING,
-                            "param": {"type": ["string", "null"]},
-                            "code": {"type": ["string", "null"]},
-                        },
-                        "required": ["message", "type", "param", "code"],
-                    }
-                },
-                "required": ["error"],
-            }
-        }
-    },
+    "content": {JSON: {"schema": _ERROR_BODY}},
 }
 
 
@@ -106,7 +86,11 @@ def openai_paths(names: Mapping[str, Sequence[str]], operations: Operations) -> 
             {"audio/*": {}},
         )  # fmt: skip
     if models := names.get(TRANSCRIPTIONS):
-        paths["/v1/audio/transcriptions"] = _transcriptions(operations, models)
+        temperature = {"type": "number", "minimum": 0, "maximum": 1}
+        paths["/v1/audio/transcriptions"] = _post(
+            operations, "Ask a model for the text of a sound", models,
+            {"file": _FILE, "language": STRING, "prompt": STRING, "temperature": temperature},
+        )  # fmt: skip
     if paths:
         listed = operations.operation("metadata", TAG, "List the models", _OBJECT)
         paths["/v1/models"] = {"get": _with_errors(listed)}
@@ -118,42 +102,24 @@ def _post(
     summary: str,
     models: Sequence[str],
     properties: Mapping[str, Schema],
-    example: Mapping[str, object],
+    example: Mapping[str, object] | None = None,
     answer: Schema | None = None,
 ) -> Schema:
-    """Returns the path item of an inference route; the first property is required."""
-    schema: Schema = {
-        "type": "object",
-        "properties": {"model": {"enum": list(models)}, **properties},
-        "required": ["model", next(iter(properties))],
-    }
+    """Returns the path item of an inference route; the first property is required.
+
+    A request without an example is a form.
+    """
+    members: Schema = {"model": {"enum": list(models)}, **properties}
+    schema = object_schema(members, ["model", next(iter(properties))])
+    if example is None:
+        body: Schema = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+    else:
+        body = json_body(schema, True, {"model": models[0], **example})
     answer = {JSON: {"schema": _OBJECT}} if answer is None else answer
     if "stream" in properties:
         answer[EVENTS] = {}
     operation = operations.operation(
-        "inference", TAG, summary, answer,
-        body=json_body(schema, True, {"model": models[0], **example}),
-        details="Fields, and what becomes of them: docs/reference/openai.md.",
-    )  # fmt: skip
-    return {"post": _with_errors(operation)}
-
-
-def _transcriptions(operations: Operations, models: Sequence[str]) -> Schema:
-    """Returns the path item of the route whose requests are forms."""
-    schema: Schema = {
-        "type": "object",
-        "properties": {
-            "model": {"enum": list(models)},
-            "file": {"type": "string", "format": "binary"},
-            "language": STRING,
-            "prompt": STRING,
-            "temperature": {"type": "number", "minimum": 0, "maximum": 1},
-        },
-        "required": ["model", "file"],
-    }
-    operation = operations.operation(
-        "inference", TAG, "Ask a model for the text of a sound", {JSON: {"schema": _OBJECT}},
-        body={"required": True, "content": {"multipart/form-data": {"schema": schema}}},
+        "inference", TAG, summary, answer, body=body,
         details="Fields, and what becomes of them: docs/reference/openai.md.",
     )  # fmt: skip
     return {"post": _with_errors(operation)}
