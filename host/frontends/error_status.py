@@ -29,6 +29,21 @@ HTTP_STATUS = {code: http for code, (http, _) in _STATUSES.items()}
 GRPC_STATUS = {code: grpc for code, (_, grpc) in _STATUSES.items()}
 """The gRPC status code of each error code."""
 
+
+class HttpError(HostError):
+    """An error that only HTTP has, with its status, and maybe headers of its response."""
+
+    def __init__(self, message: str, status: int, headers: tuple[Header, ...] = ()) -> None:
+        super().__init__(ErrorCode.UNKNOWN, message)
+        self.status = status
+        self.headers = headers
+
+
+def http_status(error: HostError) -> int:
+    """Returns the HTTP status of an error."""
+    return error.status if isinstance(error, HttpError) else HTTP_STATUS[error.code]
+
+
 RETRY_METADATA = "grpc-retry-pushback-ms"
 """The trailing metadata that says when a refused client may try again (gRFC A6)."""
 
@@ -39,7 +54,9 @@ def retry_milliseconds(error: BaseException) -> int | None:
 
 
 def error_headers(error: HostError) -> tuple[Header, ...]:
-    """Returns the HTTP headers of an error: how to authenticate, or when to try again."""
+    """Returns the HTTP headers of an error: how to authenticate, when to try again, or its own."""
+    if isinstance(error, HttpError):
+        return error.headers
     if error.code is ErrorCode.UNAUTHENTICATED:
         return ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, TooManyRequests):

@@ -113,3 +113,34 @@ def test_responses_are_streamed(repository: RepositoryBuilder) -> None:
 def test_there_is_no_application_before_the_start(repository: RepositoryBuilder) -> None:
     with pytest.raises(pbhost.HostError, match="Server not ready"):
         _ = pbhost.Server(options(repository)).asgi_application
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v2/models/m/generate", "/v2/trace/setting"])
+def test_a_disconnect_before_the_body_is_no_failure_of_the_server(
+    repository: RepositoryBuilder, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    """Servers other than pbhost's own do not cancel the application then."""
+    repository.copy("identity")
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path.replace("/m/", "/identity/"),
+        "query_string": b"",
+        "headers": [],
+    }
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def use() -> list[Any]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async with pbhost.Server(options(repository)) as server:
+            await server.asgi_application(scope, receive, send)
+        return sent
+
+    assert asyncio.run(use()) == []
+    assert "unexpected failure" not in caplog.text

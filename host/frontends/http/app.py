@@ -11,14 +11,21 @@ from urllib.parse import quote_from_bytes
 
 from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
 from host.core import Core
-from host.errors import internal
+from host.frontends.error_status import HttpError
 from host.frontends.http import routes
 from host.frontends.http.admin import AdminHandler, SettingsHandler, SharedMemoryHandler
 from host.frontends.http.diagnostics import DiagnosticsHandler, RecordingHandler
-from host.frontends.http.http_exchange import Handler, HttpExchange, answer_exchange
+from host.frontends.http.http_exchange import (
+    Handler,
+    HttpExchange,
+    answer_exchange,
+    authorize,
+    check_method,
+    check_restriction,
+)
 from host.frontends.http.inference_app import InferenceEndpoints
 from host.frontends.http.metrics_endpoint import load_report
-from host.frontends.http.routes import Endpoint, Route, find_route
+from host.frontends.http.routes import Endpoint, find_route
 from host.frontends.http.web_pages import WebPages
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.parser import FastHandler
@@ -27,8 +34,6 @@ from host.frontends.receive_memory import ReceiveBudget
 from host.metrics.families import MetricFamily
 from host.options.options import Options
 from host.options.validators import read_origins
-
-_INFERENCE = "inference"
 
 
 class HttpApp:
@@ -108,38 +113,18 @@ class HttpApp:
                 await self._openai.handle(exchange, openai_route)
                 return
         if route is None:
-            await exchange.send_error(internal("Not Found"), status=404)
-            return
+            raise HttpError("Not Found", 404)
         endpoint = route.endpoint
-        lacking = self._restrictions.missing_header(endpoint.category, exchange.header)
-        if lacking is not None:
-            text = f"This API is restricted, expecting header '{lacking}'"
-            await exchange.send_error(internal(text), status=403)
-            return
+        check_restriction(exchange, endpoint, self._restrictions)
         if self._api_keys is not None and endpoint.category not in ("", CATEGORY_WITHOUT_KEY):
-            self._authorize(self._api_keys, exchange, route)
-        if exchange.method not in endpoint.methods:
-            allow = [(b"allow", ", ".join(endpoint.methods).encode())]
-            await exchange.send_error(internal("Method Not Allowed"), allow, 405)
-        elif endpoint.category == _INFERENCE:
-            await self._handle_inference(self._handlers[endpoint], exchange, route)
-        else:
-            await self._handlers[endpoint](exchange, route)
-
-    async def _handle_inference(
-        self, handler: Handler, exchange: HttpExchange, route: Route
-    ) -> None:
+            authorize(exchange, route, self._api_keys)
+        check_method(exchange, endpoint.methods)
+        handler = self._handlers[endpoint]
+        if endpoint.category != "inference":
+            await handler(exchange, route)
+            return
         with self._open_requests, exchange.count_request():
             await handler(exchange, route)
-
-    @staticmethod
-    def _authorize(keys: ApiKeys, exchange: HttpExchange, route: Route) -> None:
-        """Finds the client of a request. Raises HostError if it may not send the request."""
-        endpoint = route.endpoint
-        client = keys.authorize(endpoint.category, exchange.headers.get(b"authorization"))
-        if endpoint.about_models:
-            client.check_model(route.resource)
-        exchange.client = client
 
 
 def _administration_handlers(core: Core, options: Options) -> dict[Endpoint, Handler]:

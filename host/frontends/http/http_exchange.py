@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from host.access.api_keys import ApiKeys
 from host.access.clients import Client
 from host.errors import HostError, invalid_argument, unavailable, unexpected_failure
-from host.frontends.error_status import HTTP_STATUS, error_headers
+from host.frontends.error_status import HttpError, error_headers, http_status
 from host.frontends.http import json_text as json
 from host.frontends.http.json_text import error_body
-from host.frontends.http.routes import Route
+from host.frontends.http.routes import Endpoint, Route
 from host.frontends.http1.cycle import FILL_BODY, RAW_HEADER_NAMES, FillBody, Header, Message
 from host.frontends.receive_memory import (
     MIN_PLACED_BYTES,
@@ -24,6 +25,7 @@ from host.frontends.receive_memory import (
     ReservedBytes,
     StartFilling,
 )
+from host.frontends.request_headers import Restrictions
 from host.inference.request import Buffer, InferRequest, RequestTracer
 
 JSON = b"application/json"
@@ -231,17 +233,10 @@ class HttpExchange:
         """Sends a JSON response."""
         await self.send_response(JSON, (body,))
 
-    async def send_error(
-        self, error: HostError, headers: Iterable[Header] = (), status: int | None = None
-    ) -> None:
-        """Sends an error response; by default, the error code gives the status."""
-        message = error.message or error.code.value
-        await self.send_response(
-            JSON,
-            (error_body(message),),
-            [*headers, *error_headers(error)],
-            status or HTTP_STATUS[error.code],
-        )
+    async def send_error(self, error: HostError) -> None:
+        """Sends an error response."""
+        body = error_body(error.message or error.code.value)
+        await self.send_response(JSON, (body,), error_headers(error), http_status(error))
 
 
 async def read_json_body(exchange: HttpExchange, max_size: int) -> bytes:
@@ -272,22 +267,53 @@ _log = logging.getLogger("pbhost")
 Handler = Callable[[HttpExchange, Route], Awaitable[None]]
 
 
-async def answer_exchange(exchange: HttpExchange, answering: Awaitable[None]) -> None:
-    """Awaits the answer to a request; sends an error response if that fails."""
+SendError = Callable[[HttpExchange, HostError], Awaitable[None]]
+
+
+async def answer_exchange(
+    exchange: HttpExchange,
+    answering: Awaitable[None],
+    send_error: SendError = HttpExchange.send_error,
+    api: str = "HTTP",
+) -> None:
+    """Awaits the answer to a request of an API; sends an error response if that fails."""
     try:
         await answering
     except HostError as error:
-        await exchange.send_error(error, getattr(error, "headers", ()))
+        await send_error(exchange, error)
     except ClientDisconnected:
         pass
     except asyncio.CancelledError:
         # The client has disconnected, or the exit timeout of the server has passed.
         if not exchange.response_started:
-            await exchange.send_error(unavailable("Server exiting"))
+            await send_error(exchange, unavailable("Server exiting"))
     except Exception as error:  # a defect of ours
-        _log.error("unexpected failure of an HTTP request", exc_info=error)
+        _log.error("unexpected failure of an %s request", api, exc_info=error)
         if not exchange.response_started:
-            await exchange.send_error(unexpected_failure(error))
+            await send_error(exchange, unexpected_failure(error))
+
+
+def check_restriction(
+    exchange: HttpExchange, endpoint: Endpoint, restrictions: Restrictions
+) -> None:
+    """Raises HttpError if the endpoint is restricted, and the client lacks the header for it."""
+    lacking = restrictions.missing_header(endpoint.category, exchange.header)
+    if lacking is not None:
+        raise HttpError(f"This API is restricted, expecting header '{lacking}'", 403)
+
+
+def authorize(exchange: HttpExchange, route: Route, keys: ApiKeys) -> None:
+    """Finds the client of a request. Raises HostError if it may not send the request."""
+    client = keys.authorize(route.endpoint.category, exchange.headers.get(b"authorization"))
+    if route.endpoint.about_models:
+        client.check_model(route.resource)
+    exchange.client = client
+
+
+def check_method(exchange: HttpExchange, methods: Iterable[str]) -> None:
+    """Raises HttpError for a request with another method."""
+    if exchange.method not in methods:
+        raise HttpError("Method Not Allowed", 405, ((b"allow", ", ".join(methods).encode()),))
 
 
 @contextmanager

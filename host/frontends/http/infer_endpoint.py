@@ -24,7 +24,7 @@ from host.frontends.compression import (
     decompressed_too_large,
     max_compressed_size,
 )
-from host.frontends.error_status import HTTP_STATUS
+from host.frontends.error_status import HTTP_STATUS, HttpError
 from host.frontends.http.http_exchange import (
     BINARY,
     JSON,
@@ -251,12 +251,6 @@ _JSON_HEAD = _HEAD_TEMPLATE % (STATUS_LINES[200], JSON)
 _BINARY_HEAD = _HEAD_TEMPLATE % (STATUS_LINES[200], BINARY)
 
 
-class UnknownEncoding(HostError):
-    """The content encoding is unknown; the response lists the supported ones."""
-
-    headers: tuple[Header, ...] = ((b"accept-encoding", b"gzip, deflate"),)
-
-
 class InferHandler:
     """Answers inference requests with one response each.
 
@@ -430,8 +424,8 @@ class InferHandler:
             body = await decompress(packed, self._max_input_size, exchange.reserved)
             header_length = exchange.length_header(_HEADER_LENGTH)
         elif encoding not in ("", "identity"):
-            error = unsupported("Unsupported compression type")
-            raise UnknownEncoding(error.code, error.message)
+            supported = (b"accept-encoding", b"gzip, deflate")
+            raise HttpError("Unsupported compression type", 501, (supported,))
         else:
             declared = exchange.content_length()
             header_length = exchange.length_header(_HEADER_LENGTH)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from host.errors import internal
+from host.errors import unexpected_failure
+from host.frontends.error_status import HttpError
 from host.frontends.http import json_text as json
 from host.frontends.http.generate import LoadReport
-from host.frontends.http.http_exchange import HttpExchange
+from host.frontends.http.http_exchange import HttpExchange, answer_exchange, check_method
 from host.frontends.http1.cycle import Header, Message, Receive, Send
 from host.frontends.receive_memory import ReceiveBudget
 from host.metrics.exposition import render_exposition
@@ -26,23 +27,18 @@ class MetricsApp:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send, self._budget)
-        if scope["path"] not in ("/metrics", "/metrics/"):
-            text = f"Not found: {scope['path']}. Try /metrics"
-            await exchange.send_error(internal(text), status=404)
-        elif scope["method"] != "GET":
-            await exchange.send_error(internal("Method Not Allowed"), [(b"allow", b"GET")], 405)
-        else:
-            await self._scrape(scope, exchange)
+        await answer_exchange(exchange, self._scrape(scope, exchange))
 
     async def _scrape(self, scope: Message, exchange: HttpExchange) -> None:
+        if scope["path"] not in ("/metrics", "/metrics/"):
+            raise HttpError(f"Not found: {scope['path']}. Try /metrics", 404)
+        check_method(exchange, ("GET",))
         accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
         try:
             kind, body = render_exposition(self._families(), accept.decode("latin-1"))
         except Exception as error:  # a defect of ours
             _log.error("unexpected failure of a scrape", exc_info=error)
-            text = f"unexpected failure: {type(error).__name__}"
-            await exchange.send_error(internal(text), status=500)
-            return
+            raise unexpected_failure(error) from None
         await exchange.send_response(kind.encode(), (body,))
 
 

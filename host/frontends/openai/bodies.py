@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from host.errors import ErrorCode, HostError
 from host.frontends.compression import SUPPORTED_ENCODINGS, decompress, max_compressed_size
 from host.frontends.http.http_exchange import HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
@@ -146,10 +145,6 @@ def _bad_form(reason: str) -> OpenAIError:
     return invalid_value(f"the body is not a form: {reason}", "body")
 
 
-class _TooLarge(HostError):
-    """The body is too large; carries no text of its own."""
-
-
 class BodyReader:
     """Reads bodies of at most `max_size` bytes (`--http-max-input-size`)."""
 
@@ -159,7 +154,7 @@ class BodyReader:
     async def read(self, exchange: HttpExchange) -> tuple[int, Fields, str]:
         """Returns the size of a body, its fields, and the model that it names.
 
-        Raises OpenAIError. A body that declares too large a size is refused before it is read.
+        Raises HostError. A body that declares too large a size is refused before it is read.
         """
         body = await self._read_bytes(exchange)
         if len(body) > MAX_INLINE_BYTES:
@@ -173,7 +168,7 @@ class BodyReader:
     ) -> dict[str, list[str | bytes]]:
         """Returns the values of the fields of a form; those of `file_field` are bytes.
 
-        Raises OpenAIError. A body that declares too large a size is refused before it is read.
+        Raises HostError. A body that declares too large a size is refused before it is read.
         """
         body = await self._read_bytes(exchange)
         content_type = exchange.headers.get(b"content-type", b"")
@@ -192,24 +187,15 @@ class BodyReader:
 
     async def _read_bytes(self, exchange: HttpExchange) -> bytes:
         encoding = exchange.headers.get(b"content-encoding", b"identity").decode("latin-1")
-        try:
-            if encoding in SUPPORTED_ENCODINGS:
-                most = max_compressed_size(self._max_size)
-                packed = await exchange.read_body(most, self._refuse)
-                return await decompress(packed, self._max_size, exchange.reserved)
-            if encoding not in ("", "identity"):
-                raise invalid_value(
-                    f"content-encoding '{encoding[:80]}' is not supported; send gzip, deflate or"
-                    " none",
-                    "content-encoding",
-                )
-            return await exchange.read_body(self._max_size, self._refuse)
-        except _TooLarge as error:
-            raise self._too_large(int(error.message)) from None
-
-    @staticmethod
-    def _refuse(size: int) -> HostError:
-        return _TooLarge(ErrorCode.INVALID_ARG, str(size))
+        if encoding in SUPPORTED_ENCODINGS:
+            packed = await exchange.read_body(max_compressed_size(self._max_size), self._too_large)
+            return await decompress(packed, self._max_size, exchange.reserved)
+        if encoding not in ("", "identity"):
+            raise invalid_value(
+                f"content-encoding '{encoding[:80]}' is not supported; send gzip, deflate or none",
+                "content-encoding",
+            )
+        return await exchange.read_body(self._max_size, self._too_large)
 
     def _too_large(self, size: int) -> OpenAIError:
         return OpenAIError(

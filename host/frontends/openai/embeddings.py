@@ -24,6 +24,7 @@ from host.errors import HostError, unavailable, unexpected_failure
 from host.frontends.http import json_text as json
 from host.frontends.http.http_exchange import JSON, HttpExchange, trace_response
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
+from host.frontends.http.routes import Route
 from host.frontends.http1.cycle import STATUS_LINES
 from host.frontends.http1.parser import FastHandler, ResponseCallback
 from host.frontends.inference_core import OpenRequests
@@ -41,7 +42,6 @@ from host.frontends.openai.inference_handler import Handler, gather
 from host.frontends.openai.inputs import build_parameters, dump_text, encode_input, set_scheduling
 from host.frontends.openai.model_directory import ModelDirectory
 from host.frontends.openai.openai_errors import (
-    OpenAIError,
     from_host_error,
     invalid_value,
     model_failure,
@@ -121,7 +121,7 @@ class EmbeddingsHandler(Handler):
             fields, _, (request,) = prepare_requests(contract, sent, version, self._bodies)
             request.id = given_id or new_request_id()
             call = core.infer(request)
-        except (OpenAIError, HostError):
+        except HostError:
             return None
         self._open_requests.count += 1
         request_id = request.id.encode()
@@ -158,7 +158,7 @@ class EmbeddingsHandler(Handler):
 
     # With a task
 
-    async def answer(self, exchange: HttpExchange) -> None:
+    async def answer(self, exchange: HttpExchange, route: Route) -> None:
         """Answers one request. Raises OpenAIError or HostError."""
         size, sent, name = await self._bodies.read(exchange)
         contract, version = await self._models.find_when_loaded(name, EMBEDDINGS, exchange.client)
@@ -380,8 +380,9 @@ def read_vectors(model: str, tensor: Tensor) -> Vectors:
 
 def _read_json_vectors(model: str, tensor: Tensor) -> list[Vectors]:
     """Returns the vectors of an output whose elements are JSON arrays of numbers."""
+    texts = read_texts(tensor)
     try:
-        return [np.array(json.parse(text), "<f4").reshape(-1) for text in read_texts(tensor)]
+        return [np.array(json.parse(text), "<f4").reshape(-1) for text in texts]
     except (HostError, TypeError, ValueError):
         raise model_failure(
             f"model '{model}' gave output '{tensor.name}' that is no JSON array of numbers"
@@ -410,7 +411,7 @@ def _answer(
     """Returns head and body of the answer to a response. Raises nothing."""
     try:
         body = write_answer(contract, fields, 1, name, (response,))
-    except (OpenAIError, HostError) as error:
+    except HostError as error:
         return _error_answer(error, request_id)
     except Exception as error:  # a defect of ours; the client must get an answer
         _log.error("unexpected failure of an OpenAI request", exc_info=error)
@@ -418,11 +419,8 @@ def _answer(
     return _HEAD % (STATUS_LINES[200], JSON, len(body), request_id), (body,)
 
 
-def _error_answer(
-    error: OpenAIError | HostError, request_id: bytes
-) -> tuple[bytes, Sequence[bytes]]:
-    if isinstance(error, HostError):
-        error = from_host_error(error)
-    body = error.body()
-    head = _HEAD % (STATUS_LINES[error.status], JSON, len(body), request_id)
-    return head + b"".join(b"%b: %b\r\n" % header for header in error.headers), (body,)
+def _error_answer(error: HostError, request_id: bytes) -> tuple[bytes, Sequence[bytes]]:
+    found = from_host_error(error)
+    body = found.body()
+    head = _HEAD % (STATUS_LINES[found.status], JSON, len(body), request_id)
+    return head + b"".join(b"%b: %b\r\n" % header for header in found.headers), (body,)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from host.core import Core
+from host.errors import HostError
 from host.frontends.http.http_exchange import JSON, HttpExchange, trace_response
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
+from host.frontends.http.routes import Route
 from host.frontends.http1.cycle import Header
 from host.frontends.openai.answers import Answer, ResponseAnswer, sum_usage
 from host.frontends.openai.bodies import BodyReader, set_request_id
@@ -22,7 +24,7 @@ from host.frontends.openai.inference_handler import Handler
 from host.frontends.openai.inputs import build_request, choice_fields
 from host.frontends.openai.model_directory import ModelDirectory
 from host.frontends.openai.model_files import OpenAIFiles, TokenCounter
-from host.frontends.openai.openai_errors import OpenAIError, invalid_value
+from host.frontends.openai.openai_errors import from_host_error, invalid_value
 from host.frontends.openai.outputs import Delta, LogprobsWriter, usage_object, wants_logprobs
 from host.frontends.openai.response_fields import RESPONSES, chat_fields
 from host.frontends.openai.response_readers import JsonReader, ResponseReader, TextReader
@@ -163,8 +165,11 @@ class GenerationHandler(Handler):
         self._prompts = prompts
         self._counting = asyncio.Semaphore(_MAX_COUNTING_THREADS)
 
-    async def answer(self, exchange: HttpExchange, route: str) -> None:
-        """Answers one request. Raises OpenAIError before the first event of a stream."""
+    async def answer(self, route: str, exchange: HttpExchange, path: Route) -> None:
+        """Answers one request of `CHAT`, `COMPLETIONS` or `RESPONSES`.
+
+        Raises HostError before the first event of a stream.
+        """
         started = time.monotonic()
         size, sent, name = await self._bodies.read(exchange)
         large = size > MAX_INLINE_BYTES
@@ -258,10 +263,10 @@ class GenerationHandler(Handler):
                         await exchange.send_chunk(events)
                     keep_alive.chunk_sent()
             end = answer.end(await self._usage(generation))
-        except OpenAIError as error:
+        except HostError as error:
             if keep_alive is None:
                 raise
-            end = answer.failure(error)
+            end = answer.failure(from_host_error(error))
         finally:
             if keep_alive is not None:
                 keep_alive.close()
@@ -297,7 +302,7 @@ class GenerationHandler(Handler):
     async def _read_call(
         self, request: InferRequest, reader: ResponseReader, timer: TokenTimer | None
     ) -> AsyncGenerator[list[Delta], None]:
-        call = await self._start_call(request)
+        call = await self._core.infer_when_loaded(request)
         async with aclosing(call.iterate_batches()) as batches:
             async for responses in batches:
                 deltas: list[Delta] = []
@@ -310,7 +315,7 @@ class GenerationHandler(Handler):
                         deltas += some
                         if reader.stopped:
                             break
-                except OpenAIError:
+                except HostError:
                     if deltas:
                         yield deltas  # the responses before the error
                     raise

@@ -8,13 +8,10 @@ from contextlib import AbstractContextManager, aclosing
 from typing import Any, TypeVar
 
 from host.core import Core
-from host.errors import HostError
 from host.frontends.http.http_exchange import HttpExchange, trace_request
 from host.frontends.openai.bodies import BodyReader
 from host.frontends.openai.model_directory import ModelDirectory
-from host.frontends.openai.openai_errors import from_host_error
 from host.frontends.request_headers import HeaderForwarding
-from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse
 
 _T = TypeVar("_T")
@@ -45,16 +42,9 @@ class Handler:
                 request.parameters.update(forwarded)
         return trace_request(self._core.request_tracer, exchange, requests[0])
 
-    async def _start_call(self, request: InferRequest) -> Call:
-        """Starts a request, after its model has been loaded. Raises OpenAIError."""
-        try:
-            return await self._core.infer_when_loaded(request)
-        except HostError as error:
-            raise from_host_error(error) from None
-
     async def _responses(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """Yields responses as they arrive. Leaving early cancels the call. Raises OpenAIError."""
-        async with aclosing(aiter(await self._start_call(request))) as responses:
+        """Yields responses as they arrive. Leaving early cancels the call. Raises HostError."""
+        async with aclosing(aiter(await self._core.infer_when_loaded(request))) as responses:
             async for response in responses:
                 yield response
 

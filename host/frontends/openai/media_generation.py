@@ -10,19 +10,16 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from host.errors import HostError
 from host.frontends.http import json_text as json
 from host.frontends.http.http_exchange import JSON, HttpExchange, trace_response
+from host.frontends.http.routes import Route
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.fields import IMAGES, SPEECH, Fields, check_fields
 from host.frontends.openai.inference_handler import Handler, gather
 from host.frontends.openai.inputs import build_request, choice_fields
-from host.frontends.openai.openai_errors import (
-    OpenAIError,
-    invalid_value,
-    model_failure,
-    unsupported_field,
-)
+from host.frontends.openai.openai_errors import invalid_value, model_failure, unsupported_field
 from host.frontends.openai.outputs import raise_error, read_texts
 from host.inference.request import InferRequest
 from host.logs.formats import model_fields
@@ -34,7 +31,7 @@ _NEED_AN_INPUT = {"size": "auto", "background": "auto", "output_format": "png"}
 class ImageHandler(Handler):
     """Answers requests for images. Raises OpenAIError or HostError."""
 
-    async def answer(self, exchange: HttpExchange) -> None:
+    async def answer(self, exchange: HttpExchange, route: Route) -> None:
         """Answers one request."""
         _, sent, name = await self._bodies.read(exchange)
         contract, version = await self._models.find_when_loaded(name, IMAGES, exchange.client)
@@ -106,7 +103,7 @@ _CONTENT_TYPES = {
 class SpeechHandler(Handler):
     """Answers requests for speech. Raises OpenAIError or HostError before the first sound."""
 
-    async def answer(self, exchange: HttpExchange) -> None:
+    async def answer(self, exchange: HttpExchange, route: Route) -> None:
         """Answers one request."""
         _, sent, name = await self._bodies.read(exchange)
         contract, version = await self._models.find_when_loaded(name, SPEECH, exchange.client)
@@ -147,11 +144,13 @@ async def _stream(
                 await exchange.start_response(kind)
             with trace_response(request):
                 await exchange.send_chunk(piece)
-    except OpenAIError as error:
+    except HostError as error:
         if not exchange.response_started:
             raise
         extra = model_fields(contract.model, max(request.model_version, 0))
-        _log.error("speech %s was cut off: %s", request.id, error.message, extra=extra)
+        _log.error(
+            "speech %s was cut off: %s", request.id, error.message or error.code.value, extra=extra
+        )
         return  # without its end, the body is not complete
     if not exchange.response_started:
         raise model_failure(f"model '{contract.model}' gave no sound")

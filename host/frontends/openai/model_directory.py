@@ -13,12 +13,7 @@ from host.frontends.openai.contract import Contract
 from host.frontends.openai.contract_compiler import compile_contract
 from host.frontends.openai.fields import CHAT
 from host.frontends.openai.model_files import ChatTemplate, OpenAIFiles
-from host.frontends.openai.openai_errors import (
-    OpenAIError,
-    from_host_error,
-    unknown_model,
-    unsupported_route,
-)
+from host.frontends.openai.openai_errors import OpenAIError, unknown_model, unsupported_route
 from host.models.registry import NotServedError
 
 
@@ -52,13 +47,16 @@ class ModelDirectory:
     async def find_when_loaded(self, name: str, route: str, client: Client | None) -> FoundModel:
         """As `find`, but waits for the model if it is not loaded and loads on demand.
 
-        Raises HostError PERMISSION_DENIED if the client may not ask the model.
+        Raises HostError, PERMISSION_DENIED if the client may not ask the model.
         """
         if self._core.loads_on_demand and not self._is_known(name):
             owner, version = _split_version(name)
             if client is not None:
                 client.check_model(owner)
-            await self._load(owner, version)
+            try:
+                await self._core.config_when_loaded(owner, version)
+            except NotServedError:
+                pass  # no model has this name
         found = self.find(name, route)
         if client is not None:
             client.check_model(found.contract.model)
@@ -70,15 +68,6 @@ class ModelDirectory:
         except OpenAIError:
             return False
         return True
-
-    async def _load(self, name: str, version: str) -> None:
-        """Loads a model on demand. Raises OpenAIError if that fails."""
-        try:
-            await self._core.config_when_loaded(name, version)
-        except NotServedError:
-            return  # no model has this name
-        except HostError as error:
-            raise from_host_error(error) from None
 
     def find_any(self, name: str) -> FoundModel:
         """Returns the model of a name, another name, or `NAME:VERSION`. Raises OpenAIError."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from urllib.parse import unquote_to_bytes
 
 from host.access.api_keys import ApiKeys
 from host.core import Core
-from host.errors import HostError, unavailable, unexpected_failure
+from host.errors import HostError
 from host.frontends.http import json_text as json
 from host.frontends.http.api_schemas import Operations, Schema
-from host.frontends.http.http_exchange import JSON, HttpExchange
+from host.frontends.http.http_exchange import (
+    JSON,
+    Handler,
+    HttpExchange,
+    answer_exchange,
+    authorize,
+    check_method,
+    check_restriction,
+)
 from host.frontends.http.routes import Endpoint, Route
 from host.frontends.http1.cycle import Header
 from host.frontends.inference_core import OpenRequests
@@ -42,8 +48,8 @@ _RESPONSES = Endpoint(("POST",), "inference")
 _TRANSCRIPTIONS = Endpoint(("POST",), "inference")
 _IMAGES = Endpoint(("POST",), "inference")
 _SPEECH = Endpoint(("POST",), "inference")
-_LOAD_MODEL = Endpoint(("POST",), "model-repository")
-_UNLOAD_MODEL = Endpoint(("POST",), "model-repository")
+_LOAD_MODEL = Endpoint(("POST",), "model-repository", True)
+_UNLOAD_MODEL = Endpoint(("POST",), "model-repository", True)
 _MODELS = Endpoint(("GET",), "metadata")
 _MODEL = Endpoint(("GET",), "metadata")
 _HEALTH = Endpoint(("GET",), "health")
@@ -90,7 +96,7 @@ def find_openai_route(path: bytes) -> Route | None:
 class CrossOrigin:
     """Adds the headers for web pages of allowed origins; `*` allows every origin."""
 
-    def __init__(self, origins: Iterable[str] = ()) -> None:
+    def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def add_headers(self, exchange: HttpExchange) -> None:
@@ -125,9 +131,6 @@ class CrossOrigin:
         return origin is not None and (origin in self._origins or _EVERY_ORIGIN in self._origins)
 
 
-_log = logging.getLogger("pbhost")
-
-
 class OpenAIApp:
     """Serves the OpenAI routes of one core. Call it in the thread of the event loop only.
 
@@ -143,8 +146,8 @@ class OpenAIApp:
         restrictions: Restrictions,
         forwarding: HeaderForwarding,
         open_requests: OpenRequests,
-        keys: ApiKeys | None = None,
-        cors_origins: Iterable[str] = (),
+        keys: ApiKeys | None,
+        cors_origins: Iterable[str],
     ) -> None:
         self._keys = keys
         self._core = core
@@ -159,14 +162,19 @@ class OpenAIApp:
         restricted = _EMBEDDINGS.category in restrictions
         checked = keys is not None or bool(origins) or restricted
         embeddings = EmbeddingsHandler(*parts, checked, open_requests)
-        self._answers: dict[Endpoint, Callable[[HttpExchange], Awaitable[None]]] = {
-            _CHAT_COMPLETIONS: partial(generation.answer, route=CHAT),
-            _COMPLETIONS: partial(generation.answer, route=COMPLETIONS),
-            _RESPONSES: partial(generation.answer, route=RESPONSES),
+        self._handlers: dict[Endpoint, Handler] = {
+            _CHAT_COMPLETIONS: partial(generation.answer, CHAT),
+            _COMPLETIONS: partial(generation.answer, COMPLETIONS),
+            _RESPONSES: partial(generation.answer, RESPONSES),
             _EMBEDDINGS: embeddings.answer,
             _TRANSCRIPTIONS: TranscriptionHandler(*parts).answer,
             _IMAGES: ImageHandler(*parts).answer,
             _SPEECH: SpeechHandler(*parts).answer,
+            _LOAD_MODEL: self._load_model,
+            _UNLOAD_MODEL: self._unload_model,
+            _MODELS: self._list_models,
+            _MODEL: self._describe_model,
+            _HEALTH: self._health,
         }
         self._cross_origin = CrossOrigin(origins)
         self.fast_path = embeddings.find_handler
@@ -176,22 +184,7 @@ class OpenAIApp:
         """Answers one request."""
         if route.endpoint is not _HEALTH:
             self._cross_origin.add_headers(exchange)
-        try:
-            await self._dispatch(exchange, route)
-        except OpenAIError as error:
-            await _send_error(exchange, error)
-        except HostError as error:
-            await _send_error(exchange, from_host_error(error))
-        except asyncio.CancelledError:
-            # The client has disconnected, or the exit timeout of the server has passed.
-            if exchange.response_started:
-                raise
-            await _send_error(exchange, from_host_error(unavailable("Server exiting")))
-        except Exception as error:  # a defect of ours
-            _log.error("unexpected failure of an OpenAI request", exc_info=error)
-            if exchange.response_started:
-                raise
-            await _send_error(exchange, from_host_error(unexpected_failure(error)))
+        await answer_exchange(exchange, self._dispatch(exchange, route), _send_error, "OpenAI")
 
     def describe_paths(self, operations: Operations) -> dict[str, Schema]:
         """Returns the OpenAPI paths of the routes that models speak now."""
@@ -209,69 +202,51 @@ class OpenAIApp:
             await exchange.send_response(JSON, (), headers)
             return
         if self._keys is not None and endpoint is not _HEALTH:
-            self._authorize(self._keys, exchange, route)
+            authorize(exchange, route, self._keys)
         if endpoint is _UNKNOWN:
             raise OpenAIError("this server has no such URL", "unknown_url", None, 404)
-        lacking = self._restrictions.missing_header(endpoint.category, exchange.header)
-        if lacking is not None:
-            text = f"This API is restricted, expecting header '{lacking}'"
-            raise OpenAIError(text, "restricted", None, 403, "permission_error")
-        if exchange.method not in endpoint.methods:
-            allow = (b"allow", ", ".join(endpoint.methods).encode())
-            raise OpenAIError("Method Not Allowed", None, None, 405, headers=(allow,))
+        check_restriction(exchange, endpoint, self._restrictions)
+        check_method(exchange, endpoint.methods)
         if endpoint is not _HEALTH:
             self._core.refuse_while_loading()
-        if endpoint.category == "inference":
-            await self._infer(exchange, route)
-        elif endpoint is _HEALTH:
-            await self._health(exchange)
-        elif endpoint is _LOAD_MODEL:
-            await self._core.control.load_model(route.resource, {})
-            await exchange.send_json(json.dump(self._models.describe(route.resource)))
-        elif endpoint is _UNLOAD_MODEL:
-            await self._core.control.unload_model(route.resource, False)
-            await exchange.send_json(json.dump({"status": "success", "model": route.resource}))
-        else:
-            await self._describe_models(exchange, route)
-
-    async def _infer(self, exchange: HttpExchange, route: Route) -> None:
+        if endpoint.category != "inference":
+            await self._handlers[endpoint](exchange, route)
+            return
         with self._open_requests, exchange.count_request():
-            await self._answers[route.endpoint](exchange)
+            await self._handlers[endpoint](exchange, route)
 
-    @staticmethod
-    def _authorize(keys: ApiKeys, exchange: HttpExchange, route: Route) -> None:
-        """Finds the client of a request. Raises HostError if it may not send the request."""
-        client = keys.authorize(route.endpoint.category, exchange.header("authorization"))
-        if route.endpoint in (_LOAD_MODEL, _UNLOAD_MODEL):
-            client.check_model(route.resource)
-        exchange.client = client
+    async def _load_model(self, exchange: HttpExchange, route: Route) -> None:
+        await self._core.control.load_model(route.resource, {})
+        await exchange.send_json(json.dump(self._models.describe(route.resource)))
 
-    async def _health(self, exchange: HttpExchange) -> None:
+    async def _unload_model(self, exchange: HttpExchange, route: Route) -> None:
+        await self._core.control.unload_model(route.resource, False)
+        await exchange.send_json(json.dump({"status": "success", "model": route.resource}))
+
+    async def _health(self, exchange: HttpExchange, route: Route) -> None:
         status = 200 if await self._core.health.ready() else 503
         await exchange.send_response(JSON, (), (), status)
 
-    async def _describe_models(self, exchange: HttpExchange, route: Route) -> None:
+    async def _describe_model(self, exchange: HttpExchange, route: Route) -> None:
+        contract = self._models.find_any(route.resource).contract
+        if not contract.routes:
+            raise unknown_model(route.resource)
+        if exchange.client is not None:
+            exchange.client.check_model(contract.model)
+        await exchange.send_json(json.dump(self._models.describe(route.resource)))
+
+    async def _list_models(self, exchange: HttpExchange, route: Route) -> None:
         client = exchange.client
-        if route.endpoint is _MODEL:
-            contract = self._models.find_any(route.resource).contract
-            if not contract.routes:
-                raise unknown_model(route.resource)
-            if client is not None:
-                client.check_model(contract.model)
-            await exchange.send_json(json.dump(self._models.describe(route.resource)))
-            return
-        names = self._models.list_names()
-        if client is not None:
-            names = [
-                name
-                for name in names
-                if client.may_ask_model(self._models.find_any(name).contract.model)
-            ]
-        data = [self._models.describe(name) for name in names]
+        data = [
+            self._models.describe(name)
+            for name in self._models.list_names()
+            if client is None or client.may_ask_model(self._models.find_any(name).contract.model)
+        ]
         await exchange.send_json(json.dump({"object": "list", "data": data}))
 
 
-async def _send_error(exchange: HttpExchange, error: OpenAIError) -> None:
+async def _send_error(exchange: HttpExchange, error: HostError) -> None:
     if all(name != b"x-request-id" for name, _ in exchange.response_headers):
         set_request_id(exchange, f"req_{uuid.uuid4().hex}")
-    await exchange.send_response(JSON, (error.body(),), error.headers, error.status)
+    found = from_host_error(error)
+    await exchange.send_response(JSON, (found.body(),), found.headers, found.status)

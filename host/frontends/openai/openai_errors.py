@@ -6,7 +6,7 @@ The rules are in docs/reference/openai.md, Errors.
 from __future__ import annotations
 
 from host.errors import ErrorCode, HostError
-from host.frontends.error_status import error_headers
+from host.frontends.error_status import HttpError, error_headers
 from host.frontends.http import json_text as json
 from host.frontends.http1.cycle import Header
 
@@ -14,8 +14,8 @@ _INVALID_REQUEST = "invalid_request_error"
 _DO_NOT_RETRY: Header = (b"x-should-retry", b"false")
 
 
-class OpenAIError(Exception):
-    """An error with its HTTP status, and with the fields of the error object of OpenAI."""
+class OpenAIError(HttpError):
+    """An error with the fields of the error object of OpenAI."""
 
     def __init__(
         self,
@@ -26,13 +26,10 @@ class OpenAIError(Exception):
         kind: str = _INVALID_REQUEST,
         headers: tuple[Header, ...] = (),
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code
+        super().__init__(message, status, headers)
+        self.error_code = code
         self.param = param
-        self.status = status
         self.kind = kind
-        self.headers = headers
 
     def body(self) -> bytes:
         """Returns the JSON form of the error."""
@@ -40,14 +37,21 @@ class OpenAIError(Exception):
             "message": self.message,
             "type": self.kind,
             "param": self.param,
-            "code": self.code,
+            "code": self.error_code,
         }
         return json.dump({"error": error})
 
 
 def from_host_error(error: HostError) -> OpenAIError:
-    """Converts an error of the core or of a model; its text stays."""
+    """Converts an error of the core, of a model or of HTTP; its text stays."""
+    if isinstance(error, OpenAIError):
+        return error
     message = error.message or error.code.value
+    if isinstance(error, HttpError):
+        kind, code = _INVALID_REQUEST, None
+        if error.status == 403:
+            kind, code = "permission_error", "restricted"
+        return OpenAIError(message, code, None, error.status, kind, error.headers)
     match error.code:
         case ErrorCode.UNAVAILABLE:
             retry: Header = (b"retry-after", b"1")

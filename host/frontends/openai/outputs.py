@@ -15,7 +15,7 @@ from host.errors import HostError
 from host.frontends.http import json_text as json
 from host.frontends.http.tensors import split_strings
 from host.frontends.openai.contract import Contract
-from host.frontends.openai.openai_errors import from_host_error, model_failure
+from host.frontends.openai.openai_errors import model_failure
 from host.inference.request import InferResponse, Tensor, copy_from_shared_memory
 
 _LOWEST = -9999.0
@@ -250,9 +250,9 @@ def check_decoupled(contract: Contract, meaning: str) -> None:
 
 
 def raise_error(response: InferResponse) -> None:
-    """Raises the error of a response as OpenAIError, if it has one."""
+    """Raises the error of a response, if it has one."""
     if response.error is not None:
-        raise from_host_error(response.error)
+        raise response.error
 
 
 def finish_reason(model: str, reason: str) -> str:

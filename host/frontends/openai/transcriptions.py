@@ -11,6 +11,7 @@ from typing import Any
 from host.errors import HostError
 from host.frontends.http import json_text as json
 from host.frontends.http.http_exchange import JSON, HttpExchange, trace_response
+from host.frontends.http.routes import Route
 from host.frontends.openai.answers import event
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
@@ -19,6 +20,7 @@ from host.frontends.openai.inference_handler import Handler
 from host.frontends.openai.inputs import SCHEDULING_FIELDS, build_request
 from host.frontends.openai.openai_errors import (
     OpenAIError,
+    from_host_error,
     invalid_type,
     invalid_value,
     model_failure,
@@ -36,7 +38,7 @@ _NEED_SEGMENTS = ("verbose_json", "srt", "vtt")
 class TranscriptionHandler(Handler):
     """Answers transcription requests. Raises OpenAIError or HostError."""
 
-    async def answer(self, exchange: HttpExchange) -> None:
+    async def answer(self, exchange: HttpExchange, route: Route) -> None:
         """Answers one request."""
         sent = _read_form(await self._bodies.read_form(exchange, "file"))
         name = model_name(sent)
@@ -86,10 +88,10 @@ async def _stream(exchange: HttpExchange, pieces: AsyncGenerator[str, None]) -> 
                 await exchange.send_chunk(event({"type": "transcript.text.delta", "delta": piece}))
         done = event({"type": "transcript.text.done", "text": "".join(texts)})
         await exchange.send_chunk(done, more=False)
-    except OpenAIError as error:
+    except HostError as error:
         if not exchange.response_started:
             raise
-        await exchange.send_chunk(b"data: %b\n\n" % error.body(), more=False)
+        await exchange.send_chunk(b"data: %b\n\n" % from_host_error(error).body(), more=False)
 
 
 def _read_form(values: dict[str, list[str | bytes]]) -> Fields:

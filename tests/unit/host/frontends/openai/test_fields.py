@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from host.frontends.openai.fields import (
-    CHAT,
-    COMPLETIONS,
-    EMBEDDINGS,
-    check_fields,
-    parse_object,
-)
+from host.frontends.openai.fields import CHAT, COMPLETIONS, EMBEDDINGS, check_fields, parse_object
 from host.frontends.openai.openai_errors import OpenAIError
 
 USER = {"role": "user", "content": "hi"}
@@ -112,7 +106,7 @@ def test_a_wrong_field_of_a_chat_is_named(
     fields: dict[str, Any], code: str, text: str | None
 ) -> None:
     error = fail(json.dumps({**CHAT_BODY, **fields}).encode(), CHAT)
-    assert (error.status, error.kind, error.code) == (400, "invalid_request_error", code)
+    assert (error.status, error.kind, error.error_code) == (400, "invalid_request_error", code)
     assert text is None or error.message == text
 
 
@@ -144,7 +138,7 @@ def test_a_wrong_field_of_a_completion_is_named(fields: dict[str, Any], text: st
 )
 def test_a_body_that_is_no_json_object_is_refused(body: bytes, text: str) -> None:
     error = fail(body, CHAT)
-    assert error.message.startswith(text) and error.code == "invalid_json"
+    assert error.message.startswith(text) and error.error_code == "invalid_json"
 
 
 def test_null_is_absence_and_the_first_of_equal_names_counts() -> None:

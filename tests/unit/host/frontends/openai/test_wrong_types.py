@@ -180,7 +180,7 @@ def supported(contract: Contract, document: dict[str, Any], route: str) -> dict[
         try:
             answer(contract, document, route)
         except OpenAIError as error:
-            assert error.code == "unsupported_field" and error.param is not None, error
+            assert error.error_code == "unsupported_field" and error.param is not None, error
             for name in FIELDS_OF.get(error.param, (error.param,)):
                 document.pop(name, None)
         else:
@@ -205,7 +205,7 @@ def test_a_value_of_a_wrong_type_at_any_depth_is_answered_or_refused(route: str)
                 try:
                     answer(contract, document, route)
                 except OpenAIError as error:
-                    assert error.status == 400 and error.code, (path, value)
+                    assert error.status == 400 and error.error_code, (path, value)
                     error.body()
                     refused += 1
                 except Exception as error:
