@@ -47,9 +47,8 @@ class ProcessReaper:
             ready = [
                 fd for fd, _ in waiting.poll(_POLL_SECONDS * 1000 if self._terminating else None)
             ]
-            if self._socket.fileno() in ready:
-                open_ended = self._receive_groups()
-            open_ended = open_ended and self._host not in ready  # its forks may have the socket
+            # Its last messages may be unread when it has ended, and its forks may have the socket.
+            open_ended = self._receive_groups() and self._host not in ready
             self._poll_terminating_groups()
         self._terminate_groups(self._groups)
         while self._terminating:
@@ -57,23 +56,27 @@ class ProcessReaper:
             self._poll_terminating_groups()
 
     def _receive_groups(self) -> bool:
-        """Receives a message of the host; returns False at the end of the connection."""
-        try:
-            message = self._socket.recv(_MAX_MESSAGE_BYTES)
-        except ConnectionError:
-            return False
-        if not message:
-            return False
-        for each in message.split():
-            group = int(each[1:])
-            if each[:1] == b"+":
-                self._groups.add(group)
-            else:
-                self._groups.discard(group)
-                self._terminate_groups([group])
-                if group not in self._terminating:
-                    self._confirm_group_ended(group)
-        return True
+        """Receives the messages that have arrived; returns False at the end of the connection."""
+        while True:
+            try:
+                message = self._socket.recv(_MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:
+                continue  # it left confirmations unread; the kernel reports that once, before data
+            if not message:
+                return False
+            for each in message.split():
+                self._handle_message(each[:1] == b"+", int(each[1:]))
+
+    def _handle_message(self, started: bool, group: int) -> None:
+        if started:
+            self._groups.add(group)
+            return
+        self._groups.discard(group)
+        self._terminate_groups([group])
+        if group not in self._terminating:
+            self._confirm_group_ended(group)
 
     def _terminate_groups(self, groups: Iterable[int]) -> None:
         for group in groups:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import select
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -17,6 +19,7 @@ import pytest
 from host.instances import reaper_client as module
 from host.instances.reaper_client import ProcessReaper
 from tests.conftest import DEADLINE, wait_until
+from tests.descriptors import descriptors
 
 P = ParamSpec("P")
 
@@ -134,6 +137,64 @@ async def test_kill_missed_by_a_dying_reaper_is_repeated_on_close(
     os.kill(reaper._pid, signal.SIGKILL)
     await reaper.close()
     assert group.wait(DEADLINE) == -signal.SIGTERM
+
+
+def stop(pid: int) -> None:
+    """Returns when it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "the stop")
+
+
+@on_a_loop
+async def test_reaper_reads_everything_though_its_last_confirmation_is_unread(
+    lead: Lead, group: subprocess.Popen[bytes]
+) -> None:
+    reaper = ProcessReaper()
+    ended = lead("true")
+    ended.wait(DEADLINE)
+    reaper.kill_group(ended.pid)
+    sock = reaper._socket
+    assert sock is not None
+    assert select.select([sock], [], [], DEADLINE)[0]
+    stop(reaper._pid)
+    reaper.watch_group(group.pid)
+    await reaper.close()
+    assert group.wait(DEADLINE) == -signal.SIGTERM
+
+
+KILLED_HOST = """
+import asyncio, os, signal, sys
+from host.instances.reaper_client import ProcessReaper
+
+async def main():
+    reaper = ProcessReaper()
+    reaper.watch_group(int(sys.argv[1]))
+    print(reaper._pid, flush=True)
+    sys.stdin.readline()
+    for group in sys.argv[2:]:
+        reaper.watch_group(int(group))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def test_reaper_reads_everything_that_a_killed_host_has_sent(lead: Lead) -> None:
+    groups = [lead(), lead(), lead()]
+    host = subprocess.Popen(
+        [sys.executable, "-c", KILLED_HOST, *(str(group.pid) for group in groups)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert host.stdout is not None
+    reaper = int(host.stdout.readline())
+    wait_until(
+        lambda: any("pidfd" in what for _, what in descriptors(reaper)), "it to watch the host"
+    )
+    stop(reaper)
+    host.communicate(b"\n", timeout=DEADLINE)
+    os.kill(reaper, signal.SIGCONT)
+    assert [group.wait(DEADLINE) for group in groups] == [-signal.SIGTERM] * 3
 
 
 @on_a_loop
