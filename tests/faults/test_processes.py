@@ -26,7 +26,7 @@ HELPERS = ("pbhost-fork-server", "process_reaper.py")
 def host(repository: RepositoryBuilder, serve: Serve) -> Iterator[RunningHost]:
     """A host that ends within its limit, whatever was done to its processes."""
     add_models(repository)
-    yield serve(repository, "--exit-timeout-secs=3").wait_started()
+    yield serve(repository).wait_started()
 
 
 def find(host: RunningHost, title: str) -> psutil.Process | None:
