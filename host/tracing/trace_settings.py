@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from host.errors import invalid_argument, unsupported
@@ -154,6 +154,9 @@ class TraceSink(Protocol):
     def flush_setting(self, setting: TraceSetting) -> None:
         """Writes what is buffered for a setting that is replaced and whose traces are complete."""
 
+    def close(self) -> None:
+        """Returns when everything is written or sent, or has failed. Blocks."""
+
 
 class TraceSetting:
     """Decides which requests of one scope (all models, or one model) are traced.
@@ -226,23 +229,16 @@ DescribedSettings = dict[str, str | list[str]]
 """Settings in the form in which clients read them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
-    """The values that one scope sets itself. None means: use the default of the scope."""
-
-    level: frozenset[str] | None = None
-    rate: int | None = None
-    count: int | None = None
-    log_frequency: int | None = None
-
-    def apply_to(self, defaults: TraceSettingValues) -> TraceSettingValues:
-        """The defaults, with the values of this scope in their place."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(defaults, **{name: v for name, v in given.items() if v is not None})
-
+Overrides = Mapping[str, Any]
+"""The values that one scope sets itself, by field of `TraceSettingValues`."""
 
 SettingChanges = Mapping[str, Any]
-"""New values by field of `Overrides`; None clears a field."""
+"""New values by field of `TraceSettingValues`; None clears the override of a field."""
+
+
+def _change_overrides(overrides: Overrides, change: SettingChanges) -> Overrides:
+    changed = {**overrides, **change}
+    return {name: value for name, value in changed.items() if value is not None}
 
 
 class _Scope:
@@ -250,13 +246,13 @@ class _Scope:
 
     def __init__(self, overrides: Overrides, defaults: TraceSettingValues, sink: TraceSink) -> None:
         self.overrides = overrides
-        self.setting = TraceSetting(overrides.apply_to(defaults), sink)
+        self.setting = TraceSetting(replace(defaults, **overrides), sink)
 
     def remaining_overrides(self) -> Overrides:
         """The overrides for a new setting: an overridden count continues with what is left."""
-        if self.overrides.count is None:
+        if "count" not in self.overrides:
             return self.overrides
-        return replace(self.overrides, count=self.setting.remaining)
+        return {**self.overrides, "count": self.setting.remaining}
 
 
 class TraceSettings:
@@ -272,7 +268,7 @@ class TraceSettings:
         self._initial_values = TraceSettingValues(
             config.level, config.rate, config.count, config.log_frequency
         )
-        self._global = _Scope(Overrides(), self._initial_values, sink)
+        self._global = _Scope({}, self._initial_values, sink)
         self._models: dict[str, _Scope] = {}  # models with overrides
         self.enabled = self._any_enabled()
         """Whether requests of any scope may be traced."""
@@ -294,15 +290,15 @@ class TraceSettings:
 
     def _update_model(self, model: str, change: SettingChanges) -> None:
         scope = self._models.get(model)
-        current = Overrides() if scope is None else scope.remaining_overrides()
-        overrides = replace(current, **change)
+        current = {} if scope is None else scope.remaining_overrides()
+        overrides = _change_overrides(current, change)
         defaults = self._global.setting.remaining_values()
-        self._check_values(overrides.apply_to(defaults))
+        self._check_values(replace(defaults, **overrides))
         self._replace_model(model, overrides, defaults)
 
     def _update_global(self, change: SettingChanges) -> None:
-        overrides = replace(self._global.remaining_overrides(), **change)
-        values = overrides.apply_to(self._initial_values)
+        overrides = _change_overrides(self._global.remaining_overrides(), change)
+        values = replace(self._initial_values, **overrides)
         self._check_values(values)
         self._global.setting.retire()
         self._global = _Scope(overrides, self._initial_values, self._sink)
@@ -316,7 +312,7 @@ class TraceSettings:
         scope = self._models.pop(model, None)
         if scope is not None:
             scope.setting.retire()
-        if overrides != Overrides():
+        if overrides:
             self._models[model] = _Scope(overrides, defaults, self._sink)
 
     def _check_values(self, values: TraceSettingValues) -> None:

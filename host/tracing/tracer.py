@@ -6,9 +6,8 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from host.tracing.trace import Header, SpanIds, Trace, TraceTree, parse_trace_context
 from host.tracing.trace_settings import (
@@ -20,10 +19,6 @@ from host.tracing.trace_settings import (
     TraceSettings,
     TraceSink,
 )
-
-if TYPE_CHECKING:
-    from host.tracing.spans import SpanSink
-
 
 _log = logging.getLogger("pbhost")
 
@@ -64,14 +59,18 @@ def _elements(trace: Trace, timestamps: bool) -> list[dict[str, object]]:
 
 
 class FileSink:
-    """Buffers the traces of each setting and writes them to trace files.
+    """Buffers the traces of each setting; writes the files `path`, `path.0`, `path.1`, ...
 
-    `on_complete` is called with every complete trace.
+    A thread writes the files, so the event loop never waits for the disk. A failed write is logged
+    and its traces are lost. `on_complete` is called with every complete trace.
     """
 
-    def __init__(self, file: TraceFile, on_complete: Callable[[TraceTree], None]) -> None:
-        self._file = file
+    def __init__(self, path: str, on_complete: Callable[[TraceTree], None]) -> None:
+        self._path = path
         self._on_complete = on_complete
+        self._index = 0
+        self._created = False  # the file without a number
+        self._thread = ThreadPoolExecutor(1, "pbhost-traces")
 
     def write_tree(self, setting: TraceSetting, tree: TraceTree) -> None:
         """Buffers a trace; writes the buffer every `log_frequency` traces, and after `count`.
@@ -83,47 +82,29 @@ class FileSink:
         buffer.append(tree_json(tree, setting.timestamps))
         self._on_complete(tree)
         if values.log_frequency and len(buffer) >= values.log_frequency:
-            self._write_file(setting, self._file.write_next)
+            self._write_buffer(setting, numbered=True)
         elif not setting.remaining and not setting.pending_traces:
-            self._write_file(setting, self._file.write_next)
+            self._write_buffer(setting, numbered=True)
         elif not values.log_frequency and values.count < 0 and len(buffer) >= _MAX_BUFFERED:
-            self._write_file(setting, self._file.append)
+            self._write_buffer(setting, numbered=False)
 
     def flush_setting(self, setting: TraceSetting) -> None:
         """Writes the traces that are still in the buffer."""
-        file = self._file
-        self._write_file(setting, file.write_next if setting.values.log_frequency else file.append)
+        self._write_buffer(setting, numbered=bool(setting.values.log_frequency))
 
-    def _write_file(self, setting: TraceSetting, write: Callable[[list[str]], None]) -> None:
+    def _write_buffer(self, setting: TraceSetting, numbered: bool) -> None:
+        """Writes to the next numbered file, or appends to the one without a number."""
         buffer, setting.buffer = setting.buffer, []
-        if buffer:
-            write(buffer)
-
-
-class TraceFile:
-    """Writes the trace file `path` and the numbered files `path.0`, `path.1`, ...
-
-    A thread writes the files, so the event loop never waits for the disk. A failed write is logged
-    and its traces are lost.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._index = 0
-        self._created = False
-        self._thread = ThreadPoolExecutor(1, "pbhost-traces")
-
-    def append(self, traces: Sequence[str]) -> None:
-        """Appends traces to the file without a number; the first call replaces an old file."""
-        write = _append_to_file if self._created else _write_file
-        self._created = True
-        self._thread.submit(write, self.path, ",".join(traces))
-
-    def write_next(self, traces: Sequence[str]) -> None:
-        """Writes traces to the next numbered file."""
-        path = f"{self.path}.{self._index}"
-        self._index += 1
-        self._thread.submit(_write_file, path, ",".join(traces))
+        if not buffer:
+            return
+        path, write = self._path, _write_file
+        if numbered:
+            path, self._index = f"{path}.{self._index}", self._index + 1
+        elif self._created:
+            write = _append_to_file
+        else:
+            self._created = True  # the first write replaces an old file
+        self._thread.submit(write, path, ",".join(buffer))
 
     def close(self) -> None:
         """Waits until everything is written."""
@@ -158,17 +139,14 @@ class Tracer:
     def __init__(self, config: TraceConfig) -> None:
         self._numbers = itertools.count(1)
         self._live_traces: dict[int, Trace] = {}  # traces that may still get child traces
-        self._file: TraceFile | None = None
-        self._spans: SpanSink | None = None
-        sink: TraceSink
-        if config.mode == OPENTELEMETRY:
+        self._has_spans = config.mode == OPENTELEMETRY
+        if self._has_spans:
             from host.tracing.spans import SpanSink  # imports optional dependencies
 
-            sink = self._spans = SpanSink(config, self._remove_tree)
+            self._sink: TraceSink = SpanSink(config, self._remove_tree)
         else:
-            self._file = TraceFile(config.file)
-            sink = FileSink(self._file, self._remove_tree)
-        self._settings = TraceSettings(config, sink)
+            self._sink = FileSink(config.file, self._remove_tree)
+        self._settings = TraceSettings(config, self._sink)
 
     @property
     def enabled(self) -> bool:
@@ -182,11 +160,11 @@ class Tracer:
         setting = self._settings.find(model)
         if not setting.enabled:
             return None
-        remote = parse_trace_context(header) if self._spans is not None else None
+        remote = parse_trace_context(header) if self._has_spans else None
         tree = setting.sample_request(forced=remote is not None)
         if tree is None:
             return None
-        spans = SpanIds.for_client_request(remote) if self._spans is not None else None
+        spans = SpanIds.for_client_request(remote) if self._has_spans else None
         trace = Trace(self._assign_number, tree, spans=spans)
         trace.start_response()
         return trace
@@ -221,7 +199,4 @@ class Tracer:
     def close(self) -> None:
         """Writes or sends all complete traces. Blocks on the disk or the network."""
         self._settings.retire_all()
-        if self._file is not None:
-            self._file.close()
-        if self._spans is not None:
-            self._spans.close()
+        self._sink.close()

@@ -127,6 +127,9 @@ class RecordingSink:
     def flush_setting(self, setting: Any) -> None:
         self.flushed.append(setting)
 
+    def close(self) -> None:
+        """Nothing is left to write."""
+
 
 @pytest.fixture
 def sink() -> RecordingSink:
