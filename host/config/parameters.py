@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+import msgspec
+
 from host.config.findings import Finding, Findings
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode
@@ -44,35 +46,18 @@ def max_concurrent_batches(config: ModelConfig) -> int:
 
 def check_max_concurrent_batches(config: ModelConfig) -> Findings:
     """Checks that ASYNC_EXECUTE_CONCURRENCY, if it is set, is a number in range."""
-    if CONCURRENCY_PARAMETER not in config.parameters:
-        return
-    text = config.parameters[CONCURRENCY_PARAMETER].string_value
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MAX_CONCURRENCY):
-        yield Finding(
-            f"parameter '{CONCURRENCY_PARAMETER}' of model '{config.name}' must be a whole"
-            f" number from 1 to {_MAX_CONCURRENCY}, got '{text}'",
-            f"parameters[{CONCURRENCY_PARAMETER}]",
-        )
+    return _check_number(config, CONCURRENCY_PARAMETER, _MAX_CONCURRENCY)
 
 
 def preserves_ordering(config: ModelConfig) -> bool:
     """Whether the responses of a request keep their order through every step of the ensemble."""
-    if ORDER_PARAMETER not in config.parameters:
-        return True
-    return bool(config.parameters[ORDER_PARAMETER].string_value != "no")
+    return _switch(config, ORDER_PARAMETER) is not False
 
 
 def check_preserves_ordering(config: ModelConfig) -> Findings:
     """Checks that PRESERVE_ORDERING of an ensemble, if it is set, is `yes` or `no`."""
-    if ORDER_PARAMETER not in config.parameters or not config.HasField("ensemble_scheduling"):
-        return
-    text = config.parameters[ORDER_PARAMETER].string_value
-    if text not in ("yes", "no"):
-        yield Finding(
-            f"parameter '{ORDER_PARAMETER}' of model '{config.name}' must be 'yes' or 'no', got"
-            f" '{text[:100]}'",
-            f"parameters[{ORDER_PARAMETER}]",
-        )
+    if config.HasField("ensemble_scheduling"):
+        yield from _check_switch(config, ORDER_PARAMETER)
 
 
 def input_memory_message(config: ModelConfig) -> str:
@@ -129,23 +114,18 @@ _NUMBERS = {
 
 def loads_on_demand(config: ModelConfig, default: bool) -> bool:
     """Whether a request loads the model if it is not loaded; `default`: without the parameter."""
-    if ON_DEMAND_PARAMETER not in config.parameters:
-        return default
-    return bool(config.parameters[ON_DEMAND_PARAMETER].string_value == "yes")
+    wanted = _switch(config, ON_DEMAND_PARAMETER)
+    return default if wanted is None else wanted
 
 
 def is_pinned(config: ModelConfig) -> bool:
     """Whether the model, once loaded, is never unloaded to make room for others."""
-    if PINNED_PARAMETER not in config.parameters:
-        return False
-    return bool(config.parameters[PINNED_PARAMETER].string_value == "yes")
+    return bool(_switch(config, PINNED_PARAMETER))
 
 
 def wants_preload(config: ModelConfig) -> bool | None:
     """Whether the model is prepared in a process of its own; None without the parameter."""
-    if PRELOAD_PARAMETER not in config.parameters:
-        return None
-    return bool(config.parameters[PRELOAD_PARAMETER].string_value == "yes")
+    return _switch(config, PRELOAD_PARAMETER)
 
 
 def stated_memory(config: ModelConfig) -> int:
@@ -163,6 +143,13 @@ def max_initializing_instances(config: ModelConfig) -> int:
     return _number(config, INITIALIZING_PARAMETER)
 
 
+def _switch(config: ModelConfig, parameter: str) -> bool | None:
+    """Whether a parameter is `yes`; None if it is not set."""
+    if parameter not in config.parameters:
+        return None
+    return bool(config.parameters[parameter].string_value == "yes")
+
+
 def _number(config: ModelConfig, parameter: str) -> int:
     if parameter not in config.parameters:
         return 0
@@ -172,17 +159,23 @@ def _number(config: ModelConfig, parameter: str) -> int:
 def check_load_parameters(config: ModelConfig) -> Findings:
     """Checks that the parameters that are set have valid values."""
     for parameter in _SWITCHES:
-        if parameter in config.parameters:
-            text = config.parameters[parameter].string_value
-            if text not in ("yes", "no"):
-                yield _finding(config, parameter, "must be 'yes' or 'no'", text)
+        yield from _check_switch(config, parameter)
     for parameter, most in _NUMBERS.items():
-        if parameter in config.parameters:
-            text = config.parameters[parameter].string_value
-            if not (
-                text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= most
-            ):
-                yield _finding(config, parameter, f"must be a whole number from 1 to {most}", text)
+        yield from _check_number(config, parameter, most)
+
+
+def _check_switch(config: ModelConfig, parameter: str) -> Findings:
+    if parameter in config.parameters:
+        text = config.parameters[parameter].string_value
+        if text not in ("yes", "no"):
+            yield _finding(config, parameter, "must be 'yes' or 'no'", text)
+
+
+def _check_number(config: ModelConfig, parameter: str, most: int) -> Findings:
+    if parameter in config.parameters:
+        text = config.parameters[parameter].string_value
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= most):
+            yield _finding(config, parameter, f"must be a whole number from 1 to {most}", text)
 
 
 def _finding(config: ModelConfig, parameter: str, rule: str, text: str) -> Finding:
@@ -307,8 +300,7 @@ SHADOW_PARAMETER = "SHADOW"
 _SHARE = re.compile(r"([0-9]{1,18}):([0-9]{1,3}(?:\.[0-9]{1,6})?)")
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficShare:
+class TrafficShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The share of the requests that a version gets. `percent`: above 0, up to 100."""
 
     version: int

@@ -163,18 +163,11 @@ def split_versions(split: TrafficSplit, versions: Mapping[int, LoadedModel]) -> 
     return SplitModel(split, others[-1], canary, shadow)
 
 
-class Share(msgspec.Struct, forbid_unknown_fields=True):
-    """The share of the requests that a version gets, in percent."""
-
-    version: int
-    percent: float
-
-
 class TrafficChange(msgspec.Struct, forbid_unknown_fields=True):
     """A change of the shares of a model: UNSET leaves a share as it is, None ends it."""
 
-    canary: Share | None | msgspec.UnsetType = msgspec.UNSET
-    shadow: Share | None | msgspec.UnsetType = msgspec.UNSET
+    canary: TrafficShare | None | msgspec.UnsetType = msgspec.UNSET
+    shadow: TrafficShare | None | msgspec.UnsetType = msgspec.UNSET
 
 
 class RequestCount(msgspec.Struct):
@@ -200,8 +193,8 @@ class TrafficState(msgspec.Struct):
     """
 
     stable: int | None
-    canary: Share | None
-    shadow: Share | None
+    canary: TrafficShare | None
+    shadow: TrafficShare | None
     requests: list[RequestCount]
     comparisons: list[ComparisonCount]
 
@@ -235,9 +228,9 @@ class TrafficSplits:
         split = self._splits.get(known) or TrafficSplit(TrafficSettings())
         settings = split.settings
         if change.canary is not msgspec.UNSET:
-            settings = replace(settings, canary=self._share(known, change.canary))
+            settings = replace(settings, canary=self._checked(known, change.canary))
         if change.shadow is not msgspec.UNSET:
-            settings = replace(settings, shadow=self._share(known, change.shadow))
+            settings = replace(settings, shadow=self._checked(known, change.shadow))
         split.settings = settings
         self._splits[known] = split
         self._changed.add(known)
@@ -255,7 +248,7 @@ class TrafficSplits:
             self._splits[known].settings = TrafficSettings()  # if it has no two versions now
             self._registry.state_changed()
 
-    def _share(self, known: str, share: Share | None) -> TrafficShare | None:
+    def _checked(self, known: str, share: TrafficShare | None) -> TrafficShare | None:
         if share is None:
             return None
         name = self._registry.name_of(known)
@@ -270,7 +263,7 @@ class TrafficSplits:
                 f"model '{name}' has no ready version {share.version}; ready are"
                 f" {', '.join(map(str, ready)) or 'none'}"
             )
-        return TrafficShare(share.version, share.percent)
+        return share
 
     def _ready_versions(self, known: str) -> list[int]:
         versions = self._registry.versions(known)
@@ -284,8 +277,8 @@ class TrafficSplits:
         settings = split.settings
         return TrafficState(
             model.version,
-            _to_share(settings.canary),
-            _to_share(settings.shadow),
+            settings.canary,
+            settings.shadow,
             [
                 RequestCount(version, role.value, count)
                 for (version, role), count in sorted(
@@ -310,7 +303,3 @@ class TrafficSplits:
             for (version, result), count in split.comparisons.items():
                 labels = {"model": model, "version": str(version), "result": result.value}
                 snapshot["pbhost_shadow_comparisons_total"].add(labels_of(labels), count)
-
-
-def _to_share(share: TrafficShare | None) -> Share | None:
-    return None if share is None else Share(share.version, share.percent)
