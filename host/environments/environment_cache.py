@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ from host.environments.environment import Environment, StubSources
 from host.environments.program import ProgramError, command_dying_with_host, run_program
 from host.environments.requirements import Requirements
 from host.errors import internal, invalid_argument, unavailable
+from host.system.files import try_lock
 
 _STOPPING = "the server is stopping"
 
@@ -237,7 +237,7 @@ class EnvironmentBuilder:
                 " set another folder with --environment-cache-dir"
             ) from error
         try:
-            while not _try_lock(lock):
+            while not try_lock(lock):
                 if asyncio.get_running_loop().time() > deadline:
                     raise internal(
                         f"another server has been building {self._cache / key} for"
@@ -297,14 +297,6 @@ class EnvironmentBuilder:
 
 def _is_complete(environment: Environment) -> bool:
     return (environment.root / _COMPLETION_FILE).exists()
-
-
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _mark_complete(environment: Environment, requirements: Requirements) -> None:

@@ -1,4 +1,4 @@
-"""Reads regular files, and creates private directories."""
+"""Reads regular files, locks files, and creates private directories."""
 
 from __future__ import annotations
 
@@ -67,9 +67,15 @@ def _is_abandoned(lock: Path) -> bool:
     """Whether no process holds the lock. Raises OSError, also if there is no lock file (yet)."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(descriptor)
     finally:
         os.close(descriptor)
+
+
+def try_lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Locks an open file unless another process holds the lock (flock(2)); whether it did."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     return True

@@ -28,6 +28,7 @@ from pathlib import Path
 from host.errors import HostError, internal, unavailable
 from host.repository.object_store.stored_object import NEW, StoredObject
 from host.system.event_loop import run_in_thread
+from host.system.files import try_lock
 
 _log = logging.getLogger("pbhost")
 
@@ -121,7 +122,7 @@ class ModelCache:
         with suppress(FileNotFoundError):
             file = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                if not _try_lock(file, fcntl.LOCK_SH):
+                if not try_lock(file, fcntl.LOCK_SH):
                     return max(0, int(os.read(file, 20) or 0) - self.written())
             finally:
                 os.close(file)
@@ -152,7 +153,7 @@ class ModelCache:
         complete = False
         try:
             complete = (
-                _try_lock(file, fcntl.LOCK_SH)
+                try_lock(file, fcntl.LOCK_SH)
                 and os.path.samestat(os.fstat(file), os.stat(lock))
                 and all(_size(directory / path) == one.size for path, one in files.items())
             )
@@ -231,7 +232,7 @@ class ModelCache:
         lock = self.path / f"{snapshot}.lock"
         file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if _try_lock(file, fcntl.LOCK_EX):
+            if try_lock(file):
                 shutil.rmtree(self.path / snapshot, ignore_errors=True)
                 lock.unlink(missing_ok=True)
         finally:
@@ -315,7 +316,7 @@ class RepositoryCache:
             return
         file = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if _try_lock(file, fcntl.LOCK_EX):
+            if try_lock(file):
                 if snapshot:
                     folder.remove(snapshot)
                 folder.remove_unlinked()
@@ -351,7 +352,7 @@ async def _holding(lock: Path, stall_seconds: float) -> AsyncIterator[None]:
         raise _unusable(lock.parent, error) from error
     began = time.time()
     try:
-        while not _try_lock(file, fcntl.LOCK_EX):
+        while not try_lock(file):
             # One that has just taken the lock may not have touched it yet.
             if time.time() - max(began, os.fstat(file).st_mtime) > 2 * stall_seconds:
                 raise unavailable(
@@ -397,14 +398,6 @@ def _is_foreign(folder: Path) -> bool:
     # Some file systems on networks show another owner for everything that this user creates.
     with tempfile.TemporaryDirectory(dir=folder) as own:
         return os.stat(own).st_uid != owner
-
-
-def _try_lock(file: int, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _size(path: Path) -> int:
