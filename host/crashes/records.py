@@ -290,9 +290,9 @@ class CrashRecords:
         if not write.cancelled() and (error := write.exception()) is not None:
             _log.error("cannot keep the record of a crash in '%s': %s", self._directory, error)
 
-    def newest(self, model: str = "") -> list[CrashRecord]:
-        """The records of a model, or of all models, the newest first."""
-        return [record for record in reversed(self._records) if model in ("", record.model)]
+    def newest(self) -> list[CrashRecord]:
+        """The records, the newest first."""
+        return list(reversed(self._records))
 
     def find(self, identifier: str) -> CrashRecord:
         """One record. Raises HostError NOT_FOUND."""

@@ -194,7 +194,7 @@ _CLOSE_SECONDS = 2.0  # for the lines that a slow console or disk has not taken 
 
 
 class LogOptions(Protocol):
-    """The options that `configure` reads."""
+    """The options of a log."""
 
     log_verbose: int
     log_info: bool
@@ -210,7 +210,9 @@ def verbose_logging_level(level: int) -> int:
 
 
 class LogHandler(logging.Handler):
-    """The log of a running server. All settings but the file may change at any time.
+    """The log of a running server: writes the records of the logger `pbhost` until it is closed.
+
+    All settings but the file may change at any time. No other logger is touched.
 
     Records may carry in `extra`: `instance`, a Label shown before the message; `requests`, the ids
     of the requests concerned, and `trace_id`; `model` and `version` if the text names them itself;
@@ -410,14 +412,6 @@ class LogHandler(logging.Handler):
         with suppress(OSError, ValueError):
             sys.stderr.write(f"warning: the log cannot be written {where}: {reason}\n")
             sys.stderr.flush()
-
-
-def configure(options: LogOptions) -> LogHandler:
-    """Writes the records of the logger `pbhost` as the options say, until the result is closed.
-
-    Touches no other logger. Raises OSError if the log file cannot be opened.
-    """
-    return LogHandler(options)
 
 
 def is_level_written(level: int) -> bool:

@@ -264,10 +264,8 @@ class RecordingWriter:
         """Writes bytes of tensors of the next line."""
         self._tensors.write(data)
 
-    def write_line(self, line: Line, contents: Iterable[Buffer] = ()) -> None:
+    def write_line(self, line: Line) -> None:
         """Writes a line after the bytes of its tensors."""
-        for data in contents:
-            self._tensors.write(data)
         self._tensors.flush()
         self._lines.write(encode_line(line))
         self._lines.flush()

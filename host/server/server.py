@@ -16,7 +16,7 @@ from host.frontends.http.app import AsgiApplication
 from host.inference.request import InferRequest, InferResponse, Result
 from host.instances.stub_process import Launcher
 from host.logs.formats import format_table
-from host.logs.log_handler import LogHandler, LogTail, configure
+from host.logs.log_handler import LogHandler, LogTail
 from host.metrics.families import MetricFamily
 from host.model_control.control import LoadParameters, ModelControl, ModelControlHook
 from host.model_control.lifecycle import ModelLifecycle
@@ -125,7 +125,7 @@ class Server:
         """
         options = self.options
         try:
-            self._log = configure(options)
+            self._log = LogHandler(options)
         except OSError as error:
             raise invalid_argument(
                 f"cannot write the log to '{options.log_file}': {error}"

@@ -216,7 +216,7 @@ def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
             log_file="",
         )
         options.__dict__.update(settings)
-        opened.append(log.configure(options))
+        opened.append(log.LogHandler(options))
         return opened[-1]
 
     yield make
