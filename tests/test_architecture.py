@@ -102,11 +102,8 @@ ONE_PLACE = {
     "prometheus_client": {"host.metrics.exposition"},
     "onnxruntime": {"stub.backends.onnxruntime.onnx_session"},
     "tensorflow": {"stub.backends.tensorflow.graph"},
-    "tensorrt": {f"stub.backends.tensorrt.{name}" for name in ("library", "model", "runner")},
-    "torch": {
-        *(f"stub.backends.pytorch.{name}" for name in ("model", "torch_program")),
-        *(f"stub.backends.tensorrt.{name}" for name in ("model", "runner")),
-    },
+    "tensorrt": {f"stub.backends.tensorrt.{name}" for name in ("library", "runner")},
+    "torch": {"stub.backends.pytorch.torch_program", "stub.backends.tensorrt.runner"},
     "opentelemetry": {"host.tracing.spans", "stub.observability"},
 }
 """A library, and the only modules that may import it."""

@@ -264,6 +264,21 @@ def _batch_size(tensors: Mapping[str, pb_utils.Tensor], contract: ModelContract)
     return 1  # every input was optional and omitted
 
 
+def decode_texts(name: str, array: Array) -> List[str]:
+    """Returns all elements of the input, a BYTES tensor, as texts. Raises InvalidInput."""
+    try:
+        return [element.decode() for element in array.ravel()]
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"input '{name}' must be text in UTF-8: {error}") from error
+
+
+def restore_scalars(inputs: Dict[str, Array], scalars: Sequence[str]) -> None:
+    """Gives the inputs of scalar tensors zero dimensions: configurations cannot declare that."""
+    for name in scalars:
+        if name in inputs and inputs[name].shape == (1,):
+            inputs[name] = inputs[name].reshape(())
+
+
 def array_from_tensor(tensor: pb_utils.Tensor) -> Array:
     """Returns a tensor's content, without a copy except for BYTES, which must be decoded."""
     if tensor.triton_dtype() == BF16:

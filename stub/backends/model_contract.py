@@ -21,19 +21,6 @@ class ConfiguredTensor:
     format"). `is_non_linear`: the layout of the bytes is specific to the model.
     """
 
-    __slots__ = (
-        *(
-            "data_type",
-            "dims",
-            "is_batch_tensor",
-            "is_control",
-            "is_non_linear",
-            "is_shape_tensor",
-            "name",
-        ),
-        *("optional", "ragged", "shape"),
-    )
-
     def __init__(
         self,
         entry: Mapping[str, Any],
@@ -43,8 +30,7 @@ class ConfiguredTensor:
     ) -> None:
         self.name: str = entry["name"]
         self.data_type: str = entry["data_type"]
-        reshape = entry.get("reshape")
-        self.dims: Shape = list(entry["dims"] if reshape is None else reshape.get("shape", ()))
+        self.dims: Shape = model_dims(entry)
         self.shape: Shape = [-1, *self.dims] if batches else self.dims
         self.is_shape_tensor = bool(entry.get("is_shape_tensor"))
         if self.is_shape_tensor and batches and self.dims:
@@ -54,6 +40,12 @@ class ConfiguredTensor:
         self.ragged = bool(entry.get("allow_ragged_batch"))
         self.is_batch_tensor = of_batch
         self.is_control = control
+
+
+def model_dims(entry: Mapping[str, Any]) -> Shape:
+    """Returns the shape of a tensor of the configuration for the model, without the batch size."""
+    reshape = entry.get("reshape")
+    return list(entry["dims"] if reshape is None else reshape.get("shape", ()))
 
 
 class ModelTensor(NamedTuple):
@@ -246,16 +238,28 @@ def complete_config(
                 f"model '{model}' supports batches and does not say how large they may be:"
                 f" max_batch_size becomes {size}"
             )
+    add_tensors(
+        config,
+        [config_entry(tensor, size > 0) for tensor in inputs],
+        [config_entry(tensor, size > 0) for tensor in outputs],
+    )
+
+
+def add_tensors(
+    config: Dict[str, Any], inputs: List[Dict[str, Any]], outputs: List[Dict[str, Any]]
+) -> None:
+    """Adds tensors to `config`, in place, and a scheduler for batches, if there are none."""
     scheduled = "dynamic_batching" in config or "sequence_batching" in config
-    if size > 1 and not scheduled:
+    if config.get("max_batch_size", 0) > 1 and not scheduled:
         config["dynamic_batching"] = {}
     if not (config.get("input") or config.get("batch_input")):
-        config["input"] = [_config_entry(tensor, size > 0, True) for tensor in inputs]
+        config["input"] = inputs
     if not config.get("output"):
-        config["output"] = [_config_entry(tensor, size > 0, False) for tensor in outputs]
+        config["output"] = outputs
 
 
-def _config_entry(tensor: ModelTensor, batches: bool, is_input: bool) -> Dict[str, Any]:
+def config_entry(tensor: ModelTensor, batches: bool) -> Dict[str, Any]:
+    """Returns the entry of a configuration for a tensor with or without a batch dimension."""
     dims: List[int] = list(tensor.shape or ())[1 if batches else 0 :]
     entry: Dict[str, Any] = {
         "name": tensor.name,
@@ -264,6 +268,6 @@ def _config_entry(tensor: ModelTensor, batches: bool, is_input: bool) -> Dict[st
     }
     if batches and not dims:
         entry["reshape"] = {"shape": []}
-    if is_input and tensor.optional:
+    if tensor.optional:
         entry["optional"] = True
     return entry

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from pb_utils._model_config import parse_bool
@@ -83,6 +82,12 @@ class Placement:
         """Whether the instance runs on a GPU."""
         return self.kind == "GPU"
 
+    def capability(self, torch: Any) -> str:
+        """Returns the compute capability of the GPU, such as "8.6"; "" without a GPU."""
+        if not self.on_gpu:
+            return ""
+        return ".".join(map(str, torch.cuda.get_device_capability(self.device)))
+
     def check_gpu(self, model: str, torch: Any, advice: str) -> None:
         """Raises ModelFailure, with `advice` at its end, unless PyTorch sees the instance's GPU."""
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -108,18 +113,3 @@ def model_path(config: Mapping[str, Any], version_dir: str, capability: str = ""
     name: str = config["default_model_filename"]
     name = config.get("cc_model_filenames", {}).get(capability, name)
     return os.path.normpath(os.path.join(version_dir, name))
-
-
-def missing_package_error(
-    model: str, backend: str, package: str, error: ImportError, extra: str = ""
-) -> ModelFailure:
-    """Returns the error for a framework that cannot be imported.
-
-    `extra` is the pip requirement to install, if that is not `package`.
-    """
-    how = "is not installed" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
-    return ModelFailure(
-        f"model '{model}' cannot be loaded: its backend '{backend}' needs the Python package"
-        f" {package}, which {how} ({error}); to install it: {sys.executable} -m pip install"
-        f" {repr(extra) if extra else package}"
-    )

@@ -1,21 +1,16 @@
 """Serves an ONNX model with ONNX Runtime."""
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 import pb_utils
 from pb_utils._datatypes import CONFIG_CODES, STORAGE
-from stub.backends.batch import MIN_BYTES, Array, InvalidInput, allocate_output, run_requests
-from stub.backends.model_contract import ModelContract, ModelTensor, complete_config, is_complete
-from stub.backends.model_settings import (
-    Placement,
-    Settings,
-    missing_package_error,
-    model_path,
-    parse_config,
-)
+from stub.backends.batch import MIN_BYTES, Array, allocate_output, decode_texts, restore_scalars
+from stub.backends.framework_model import FrameworkModel, import_library
+from stub.backends.model_contract import ModelContract, ModelTensor
+from stub.backends.model_settings import Placement, Settings, model_path, parse_config
 
 
 class _OutputShape(NamedTuple):
@@ -115,25 +110,20 @@ _READER = {"model_instance_kind": "CPU", "model_instance_device_id": "0"}
 """The placement of an instance that only reads the tensors of the file."""
 
 
-class TritonPythonModel:
-    """One session. `backend_config` holds the command line's settings for this backend."""
-
-    backend_config: Dict[str, str] = {}
+class TritonPythonModel(FrameworkModel):
+    """One session."""
 
     @classmethod
-    def auto_complete_config(cls, config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """Completes the configuration with the tensors of the file."""
-        given = config.as_dict()
-        if is_complete(given):
-            return config
-        model = given["name"]
+    def _read_tensors(
+        cls, config: Dict[str, Any]
+    ) -> Tuple[Sequence[ModelTensor], Sequence[ModelTensor]]:
+        model = config["name"]
         library = _load_library(model)
         placement = Placement({**_READER, "model_instance_name": model})
-        session = _open_session(library, given, Settings(model, {}), placement, only_read=True)
-        default = Settings(model, cls.backend_config).get_int("default-max-batch-size", 4)
-        inputs, outputs = library.model_tensors(model, session)
-        complete_config(given, inputs, outputs, default)
-        return config
+        session = _open_session(library, config, Settings(model, {}), placement, only_read=True)
+        tensors: Tuple[Sequence[ModelTensor], Sequence[ModelTensor]]
+        tensors = library.model_tensors(model, session)
+        return tensors
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Opens the file and checks the configuration against it."""
@@ -154,19 +144,11 @@ class TritonPythonModel:
         )
         self._run_options = library.run_options(settings)
 
-    def execute(
-        self, requests: Sequence[pb_utils.InferenceRequest]
-    ) -> List[pb_utils.InferenceResponse]:
-        """Runs all requests as one batch."""
-        return run_requests(requests, self._contract, self._run)
-
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
         for name in self._texts:
             if name in inputs:
                 inputs[name] = _as_text(name, inputs[name])
-        for name in self._scalars:
-            if name in inputs and inputs[name].shape == (1,):
-                inputs[name] = inputs[name].reshape(())
+        restore_scalars(inputs, self._scalars)
         return self._bound_session.run(wanted, inputs, self._run_options)
 
     def finalize(self) -> None:
@@ -175,12 +157,8 @@ class TritonPythonModel:
 
 
 def _load_library(model: str) -> Any:
-    """Imports the module that needs the library. Raises ModelFailure if the library is missing."""
-    try:
-        import stub.backends.onnxruntime.onnx_session as session
-    except ImportError as error:
-        raise missing_package_error(model, "onnxruntime", "onnxruntime", error) from error
-    return session
+    module = "stub.backends.onnxruntime.onnx_session"
+    return import_library(model, "onnxruntime", module, "onnxruntime")
 
 
 def _open_session(
@@ -202,10 +180,7 @@ def _open_session(
 
 def _as_text(name: str, array: Array) -> Array:
     """Returns the elements as `str`, which the library requires. Raises InvalidInput."""
-    try:
-        texts = [element.decode() for element in array.ravel()]
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"input '{name}' must be text in UTF-8: {error}") from error
+    texts = decode_texts(name, array)
     decoded = np.empty(len(texts), dtype=np.object_)
     decoded[:] = texts
     return decoded.reshape(array.shape)

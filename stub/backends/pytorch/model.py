@@ -1,52 +1,39 @@
 """Serves a PyTorch model: TorchScript, an exported program, or an AOTInductor package."""
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import pb_utils
-from stub.backends.batch import Array, run_requests
-from stub.backends.model_contract import ModelContract, complete_config, is_complete
-from stub.backends.model_settings import (
-    Placement,
-    Settings,
-    missing_package_error,
-    model_path,
-    parse_config,
-)
+from stub.backends.batch import Array, decode_texts
+from stub.backends.framework_model import FrameworkModel, import_library
+from stub.backends.model_contract import ModelContract, ModelTensor
+from stub.backends.model_settings import Placement, Settings, model_path, parse_config
 from stub.user_model import ModelFailure
 
 
-class TritonPythonModel:
-    """One program. `backend_config` holds the command line's settings for this backend."""
-
-    backend_config: Dict[str, str] = {}
+class TritonPythonModel(FrameworkModel):
+    """One program."""
 
     @classmethod
-    def auto_complete_config(cls, config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """Completes the configuration from an exported program; other formats lack the data."""
-        given = config.as_dict()
-        if is_complete(given):
-            return config
-        model = given["name"]
-        _load_library(model)
-        from stub.backends.pytorch.torch_program import load
-
-        program = load(model, model_path(given, pb_utils.get_model_dir()), "cpu")
+    def _read_tensors(
+        cls, config: Dict[str, Any]
+    ) -> Tuple[Sequence[ModelTensor], Sequence[ModelTensor]]:
+        """Describes an exported program; other formats lack the data."""
+        model = config["name"]
+        path = model_path(config, pb_utils.get_model_dir())
+        program = _load_library(model).load(model, path, "cpu")
         if program.inputs is None or program.outputs is None:
             raise ModelFailure(
                 f"model '{model}' cannot be loaded: its configuration must have inputs and"
                 " outputs, as its file does not say their data types and shapes"
             )
-        default = Settings(model, cls.backend_config).get_int("default-max-batch-size", 4)
-        complete_config(given, program.inputs, program.outputs, default)
-        return config
+        return program.inputs, program.outputs
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Loads the program, and maps inputs to arguments and outputs to results."""
         config, placement = parse_config(args), Placement(args)
         contract = self._contract = ModelContract(config)
-        torch = _load_library(contract.model)
-        from stub.backends.pytorch import torch_program
-
+        torch_program = _load_library(contract.model)
+        torch = torch_program.torch
         contract.check_data_types("pytorch", torch_program.DATA_TYPES)
         if not contract.inputs or not contract.outputs:
             raise ModelFailure(
@@ -54,10 +41,7 @@ class TritonPythonModel:
                 " and outputs"
             )
         device = _device(torch, contract.model, placement)
-        capability = ""
-        if placement.on_gpu:
-            capability = ".".join(map(str, torch.cuda.get_device_capability(placement.device)))
-        path = model_path(config, pb_utils.get_model_dir(), capability)
+        path = model_path(config, pb_utils.get_model_dir(), placement.capability(torch))
         self._run_context = torch_program.RunContext(Settings.from_config(config), placement)
         self._program = torch_program.load(contract.model, path, device)
         self._argument_mapping = torch_program.map_inputs_to_arguments(
@@ -70,12 +54,6 @@ class TritonPythonModel:
         self._conversion = torch_program
         self._check_texts()
         self._check_described()
-
-    def execute(
-        self, requests: Sequence[pb_utils.InferenceRequest]
-    ) -> List[pb_utils.InferenceResponse]:
-        """Runs all requests as one batch."""
-        return run_requests(requests, self._contract, self._run)
 
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
         model = self._contract.model
@@ -92,7 +70,7 @@ class TritonPythonModel:
     def _argument(self, name: str, array: Array) -> Any:
         expected = self._contract.inputs[name]
         if expected.data_type == "TYPE_STRING":
-            return self._conversion.to_texts(name, array)
+            return decode_texts(name, array)
         return self._conversion.to_tensor(
             array, expected.data_type, self._program.modifies_inputs, self._device
         )
@@ -140,12 +118,7 @@ class TritonPythonModel:
 
 
 def _load_library(model: str) -> Any:
-    """Imports PyTorch. Raises ModelFailure if it is missing."""
-    try:
-        import torch
-    except ImportError as error:
-        raise missing_package_error(model, "pytorch", "torch", error) from error
-    return torch
+    return import_library(model, "pytorch", "stub.backends.pytorch.torch_program", "torch")
 
 
 def _device(torch: Any, model: str, placement: Placement) -> str:

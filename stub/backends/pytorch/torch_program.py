@@ -12,7 +12,7 @@ import torch
 
 import pb_utils
 from pb_utils._storage import address_of, array_at
-from stub.backends.batch import Array, InvalidInput
+from stub.backends.batch import Array
 from stub.backends.model_contract import ConfiguredTensor, ModelTensor, format_shape
 from stub.backends.model_settings import Placement, Settings
 from stub.user_model import ModelFailure
@@ -217,14 +217,6 @@ def to_tensor(array: Array, data_type: str, modifies_inputs: bool, device: str) 
     else:
         tensor = torch.from_numpy(array)
     return tensor.to(device) if device else tensor
-
-
-def to_texts(name: str, array: Array) -> List[str]:
-    """Returns all elements of a BYTES tensor as a list of texts. Raises InvalidInput."""
-    try:
-        return [element.decode() for element in array.ravel()]
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"input '{name}' must be text in UTF-8: {error}") from error
 
 
 def to_array(value: Any, expected: ConfiguredTensor, model: str) -> Array:

@@ -1,7 +1,7 @@
 """Loads a TensorFlow saved model or frozen graph as a callable."""
 
 import os
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
@@ -156,11 +156,3 @@ def _describe_tensors(model: str, tensors: Mapping[str, Any]) -> List[ModelTenso
             shape = [-1 if size is None else size for size in tensor.shape.as_list()]
         found.append(ModelTensor(name, _TYPES[kind], shape))
     return found
-
-
-def restore_scalars(arrays: Dict[str, Array], scalars: Sequence[str]) -> Dict[str, Array]:
-    """Returns the inputs; those of scalar tensors get zero dimensions."""
-    return {
-        name: array.reshape(()) if name in scalars and array.shape == (1,) else array
-        for name, array in arrays.items()
-    }

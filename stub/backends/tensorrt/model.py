@@ -1,17 +1,12 @@
 """Serves TensorRT engines; each is built for one kind of GPU."""
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping
 
 import pb_utils
-from stub.backends.batch import Array, run_requests
+from stub.backends.batch import Array, restore_scalars
+from stub.backends.framework_model import FrameworkModel, import_library
 from stub.backends.model_contract import ModelContract
-from stub.backends.model_settings import (
-    Placement,
-    Settings,
-    missing_package_error,
-    model_path,
-    parse_config,
-)
+from stub.backends.model_settings import Placement, Settings, model_path, parse_config
 from stub.backends.tensorrt.tensorrt_plan import (
     check_config,
     complete_config,
@@ -22,10 +17,8 @@ from stub.backends.tensorrt.tensorrt_plan import (
 from stub.user_model import ModelFailure
 
 
-class TritonPythonModel:
-    """One engine. `backend_config` holds the command line's settings for this backend."""
-
-    backend_config: Dict[str, str] = {}
+class TritonPythonModel(FrameworkModel):
+    """One engine."""
 
     @classmethod
     def auto_complete_config(cls, config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
@@ -57,15 +50,8 @@ class TritonPythonModel:
 
         self._runner = Runner(opened, plan, profiles, graphs)
 
-    def execute(
-        self, requests: Sequence[pb_utils.InferenceRequest]
-    ) -> List[pb_utils.InferenceResponse]:
-        """Runs all requests as one batch."""
-        return run_requests(requests, self._contract, self._run)
-
     def _run(self, inputs: Dict[str, Array], wanted: List[str]) -> Mapping[str, Array]:
-        for name in self._scalars:
-            inputs[name] = inputs[name].reshape(())
+        restore_scalars(inputs, self._scalars)
         return self._runner.run(inputs, wanted)
 
     def finalize(self) -> None:
@@ -81,7 +67,10 @@ def _open_plan(
 ) -> Any:
     """Returns the opened plan and its description. Raises ModelFailure."""
     model = config["name"]
-    torch = _load_libraries(model)
+    torch, _ = (
+        import_library(model, "tensorrt", package, package, "pbhost[tensorrt]")
+        for package in ("torch", "tensorrt")
+    )
     if not placement.on_gpu:
         raise ModelFailure(
             f"model '{model}' cannot be loaded: its instance '{placement.instance}' is to run on"
@@ -93,22 +82,8 @@ def _open_plan(
     from stub.backends.tensorrt import library
 
     torch.cuda.set_device(placement.device)
-    capability = ".".join(map(str, torch.cuda.get_device_capability(placement.device)))
+    capability = placement.capability(torch)
     path = model_path(config, pb_utils.get_model_dir(), capability)
     settings = Settings(model, backend_config)
     opened = library.open_plan(model, path, settings, group, capability)
     return opened, library.describe(model, opened.engine)
-
-
-def _load_libraries(model: str) -> Any:
-    """Imports PyTorch and TensorRT; returns PyTorch. Raises ModelFailure if one is missing."""
-    try:
-        import torch
-        import tensorrt  # isort: skip
-    except ImportError as error:
-        package = "torch" if (error.name or "") == "torch" else "tensorrt"
-        raise missing_package_error(
-            model, "tensorrt", package, error, "pbhost[tensorrt]"
-        ) from error
-    del tensorrt
-    return torch

@@ -8,7 +8,14 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from pb_utils._datatypes import CONFIG_CODES, STORAGE
 from stub.backends.batch import InvalidInput
-from stub.backends.model_contract import ModelContract, ModelTensor, format_shape
+from stub.backends.model_contract import (
+    ModelContract,
+    ModelTensor,
+    add_tensors,
+    config_entry,
+    format_shape,
+    model_dims,
+)
 from stub.user_model import ModelFailure
 
 STORAGE_DTYPES = {name: STORAGE[code] for name, code in CONFIG_CODES.items()}
@@ -326,33 +333,25 @@ def check_config(
             if tensor.name not in expected:
                 continue
             wanted = expected[tensor.name]
-            _check_flag(
-                *(contract.model, kind, tensor, "is_shape_tensor", wanted.is_shape_tensor),
-                *(tensor.is_shape_tensor, "a shape tensor"),
-            )
-            _check_flag(
-                *(contract.model, kind, tensor, "is_non_linear_format_io", wanted.is_non_linear),
-                *(
-                    not tensor.layout.linear,
-                    f"of a non-linear format ({tensor.layout.description})",
-                ),
-            )
+            where = f"{kind} '{tensor.name}'"
+            said, has = wanted.is_shape_tensor, tensor.is_shape_tensor
+            if said != has:
+                raise _flag_error(contract.model, where, "is_shape_tensor", has, "a shape tensor")
+            said, has = wanted.is_non_linear, not tensor.layout.linear
+            if said != has:
+                what = f"of a non-linear format ({tensor.layout.description})"
+                raise _flag_error(contract.model, where, "is_non_linear_format_io", has, what)
     contract.check_model(
         [model_tensor(plan, tensor) for tensor in plan.inputs],
         [model_tensor(plan, tensor) for tensor in plan.outputs],
     )
 
 
-def _check_flag(
-    model: str, kind: str, tensor: PlanTensor, flag: str, configured: bool, needed: bool, what: str
-) -> None:
-    if configured == needed:
-        return
-    said = "sets" if configured else "does not set"
-    has = "is" if needed else "is not"
-    raise ModelFailure(
-        f"unable to load model '{model}', configuration {said} {flag} for {kind} '{tensor.name}',"
-        f" which {has} {what} in the engine"
+def _flag_error(model: str, where: str, flag: str, needed: bool, what: str) -> ModelFailure:
+    said, has = ("does not set", "is") if needed else ("sets", "is not")
+    return ModelFailure(
+        f"unable to load model '{model}', configuration {said} {flag} for {where}, which {has}"
+        f" {what} in the engine"
     )
 
 
@@ -370,13 +369,11 @@ def complete_config(config: Dict[str, Any], plan: Plan, profiles: Sequence[int])
         )
     if not size and largest and not _has_full_shapes(config, plan):
         size = config["max_batch_size"] = largest
-    scheduled = "dynamic_batching" in config or "sequence_batching" in config
-    if size > 1 and not scheduled:
-        config["dynamic_batching"] = {}
-    if not (config.get("input") or config.get("batch_input")):
-        config["input"] = [_config_entry(plan, tensor, size > 0) for tensor in plan.inputs]
-    if not config.get("output"):
-        config["output"] = [_config_entry(plan, tensor, size > 0) for tensor in plan.outputs]
+    add_tensors(
+        config,
+        [_config_entry(plan, tensor, size > 0) for tensor in plan.inputs],
+        [_config_entry(plan, tensor, size > 0) for tensor in plan.outputs],
+    )
 
 
 def _has_full_shapes(config: Mapping[str, Any], plan: Plan) -> bool:
@@ -385,26 +382,15 @@ def _has_full_shapes(config: Mapping[str, Any], plan: Plan) -> bool:
     entries: List[Mapping[str, Any]] = [*config.get("input", ()), *config.get("output", ())]
     marked = [each for each in entries if each.get("is_shape_tensor")]
     plain = [each for each in entries if each not in marked and each["name"] in ranks]
-    return any(len(_dims(each)) == ranks[each["name"]] for each in plain)
-
-
-def _dims(entry: Mapping[str, Any]) -> List[int]:
-    reshape = entry.get("reshape")
-    return list(entry["dims"] if reshape is None else reshape.get("shape", ()))
+    return any(len(model_dims(each)) == ranks[each["name"]] for each in plain)
 
 
 def _config_entry(plan: Plan, tensor: PlanTensor, batches: bool) -> Dict[str, Any]:
-    dims = list(model_tensor(plan, tensor).shape or ())
-    entry: Dict[str, Any] = {"name": tensor.name, "data_type": tensor.data_type}
+    entry = config_entry(model_tensor(plan, tensor), batches and not tensor.is_shape_tensor)
     if tensor.is_shape_tensor:
         entry["is_shape_tensor"] = True
-        if batches and dims and dims[0] > 0:
-            dims[0] -= 1  # the first value is the batch size
-    elif batches:
-        dims = dims[1:]
-    entry["dims"] = dims or [1]
-    if batches and not dims and not tensor.is_shape_tensor:
-        entry["reshape"] = {"shape": []}
+        if batches and tensor.shape and tensor.shape[0] > 0:
+            entry["dims"][0] -= 1  # the first value is the batch size
     if not tensor.layout.linear:
         entry["is_non_linear_format_io"] = True
     return entry
