@@ -28,6 +28,7 @@ from stub.wire.ring import (
     BUSY_POLL_SECONDS,
     HOST_RING,
     SERVICE_RING,
+    WAKE,
     WORK_RING,
     RingReader,
     RingWriter,
@@ -226,6 +227,10 @@ class Channel:
                 return False
             os.sched_yield()  # let another process use this core, maybe the host
         return True
+
+    def wake_service_thread(self) -> None:
+        """Makes `service_event` readable; finalisers may call it anywhere."""
+        os.write(self.service_event, WAKE.to_bytes(8, sys.byteorder))
 
     def read_service_messages(self) -> List[ToStub]:
         """Returns the messages that were announced to the service thread; only it calls this."""

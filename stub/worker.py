@@ -55,7 +55,6 @@ class Worker:
             # and kept its size.
             sys.dont_write_bytecode = True
         self._module_count = 0  # of all modules, when the imported files were last reported
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         own = Arena(spawn.arena, spawn.arena_fd, spawn.arena_limit)
         self._memory = StubMemory(own, self._wake_service_thread)
         self._memory.add_inherited_arena(spawn.arena, spawn.arena_fd, spawn.arena_limit)
@@ -354,12 +353,8 @@ class Worker:
     # Everything else, on the service thread
 
     def _wake_service_thread(self) -> None:
-        if self._service_ended:
-            return  # a finaliser may call this after the pipe is closed
-        try:
-            os.write(self._wake_write, b"\0")
-        except BlockingIOError:
-            pass  # the pipe is full of wake-ups already
+        if not self._service_ended:  # a finaliser may call this after the descriptor is closed
+            self._channel.wake_service_thread()
 
     def _serve_service(self) -> None:
         try:
@@ -370,7 +365,7 @@ class Worker:
     def _run_service_loop(self) -> None:
         trim_at: Optional[float] = None
         channel, children = self._channel, self._children
-        descriptors = [self._lifeline, self._wake_read, channel.service_event]
+        descriptors = [self._lifeline, channel.service_event]
         if children is not None:
             descriptors.append(children.descriptor)
         poll, poll_with_bls = _poller(descriptors), _poller([*descriptors, channel.bls_event])
@@ -386,12 +381,12 @@ class Worker:
             if self._lifeline in ready:
                 self._on_host_gone()
                 return
-            if self._wake_read in ready:
-                os.read(self._wake_read, 4096)
-                self._send_deferred_messages()
             if children is not None and children.descriptor in ready:
                 children.serve_request()
-            messages = channel.read_service_messages() if channel.service_event in ready else ()
+            messages: Sequence[m.ToStub] = ()
+            if channel.service_event in ready:
+                messages = channel.read_service_messages()
+                self._send_deferred_messages()
             # After a timeout, the thread that waits for the responses reads them more cheaply.
             if messages or channel.bls_event in ready:
                 channel.read_bls_responses(self._handle_service)

@@ -25,8 +25,10 @@ messages for its service thread.
 
 STUB_RINGS = 4
 
-WAKE_EARLY = 1 << 32
-"""Added to a stub's eventfd shortly before work is sent; each record adds one."""
+WAKE = 1 << 32
+"""Added to an eventfd, it wakes the reader without a record, each of which adds one: a stub shortly
+before work is sent, or the service thread for what other threads of its stub have queued.
+"""
 
 RECLAIMABLE = 1 << 7
 """Flag of the ring of work: the host may reclaim announced frames, so the stub takes one at a time.
@@ -177,7 +179,7 @@ class RingReader:
         If the writer may reclaim frames, it learns of one only.
         """
         try:
-            announced = int.from_bytes(os.read(self.event, 8), sys.byteorder) % WAKE_EARLY
+            announced = int.from_bytes(os.read(self.event, 8), sys.byteorder) % WAKE
         except BlockingIOError:
             return False  # nothing new
         if announced > 1 and self._reclaimable and self._memory[_FLAGS] & RECLAIMABLE:

@@ -15,7 +15,7 @@ from stub.wire.ring import (
     RECLAIMABLE,
     RING_BYTES,
     STUB_RINGS,
-    WAKE_EARLY,
+    WAKE,
     WORK_RING,
     RingReader,
     RingWriter,
@@ -45,7 +45,7 @@ class Ends:
         assert self.received_messages() == [m.Hello()]
 
     def wake_early(self) -> None:
-        os.eventfd_write(self.work_event, WAKE_EARLY)
+        os.eventfd_write(self.work_event, WAKE)
 
     def send(self, *messages: m.ToStub) -> None:
         self._ring.try_write(m.encode(messages or [WANTED]))
