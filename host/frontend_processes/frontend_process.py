@@ -39,7 +39,7 @@ from host.frontends.client_endpoints import (
 )
 from host.frontends.grpc.grpc_admin import ADMIN_METHODS
 from host.frontends.grpc.methods import RpcContext, Services, UnaryMethod
-from host.frontends.http.inference_app import InferenceApp
+from host.frontends.http.inference_app import ForwardingApp
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message, Receive, Send
 from host.instances.arenas import HOST_ARENA
 from host.instances.busy_polling import no_connection_hook
@@ -319,7 +319,7 @@ class FrontendProcess:
             service = make_grpc_service(options, core, forwarder.services(), core.keys)
             await endpoints.open_grpc(service, socket.socket(fileno=spawn.grpc))
         if spawn.http >= 0:
-            app = InferenceApp(core, forwarder, options, endpoints.receive_budget, core.keys)
+            app = ForwardingApp(core, forwarder, options, endpoints.receive_budget, core.keys)
             tls = await create_http_tls(options)
             await endpoints.open_http(app, tls, socket.socket(fileno=spawn.http))
         setproctitle.setproctitle(f"pbhost-frontend {spawn.index}")

@@ -20,8 +20,9 @@ from host.frontend_processes.core_link import OUT_OF_MEMORY_STATUS
 from host.frontend_processes.frontend_connection import FrontendConnection
 from host.frontend_processes.frontend_link import BudgetFile, FrontendSpawn, SharedReceiveBudget
 from host.frontend_processes.frontend_messages import Drain, Ping, ReloadTls, Start, Stop
-from host.frontends.client_endpoints import InferenceHttpApp, grpc_tls, http_tls, start_service
+from host.frontends.client_endpoints import grpc_tls, http_tls, start_service
 from host.frontends.grpc.methods import Services
+from host.frontends.http.inference_app import InferenceApp
 from host.frontends.sockets import listening_socket
 from host.frontends.tls import TlsFiles, TlsReloader
 from host.instances.arenas import Arenas
@@ -77,7 +78,7 @@ class FrontendProcesses:
         self._frontends = [_Frontend(index, self) for index in range(count)]
         self._grpc: socket.socket | None = None
         self._http: socket.socket | None = None
-        self._app: InferenceHttpApp | None = None
+        self._app: InferenceApp | None = None
         self._services: Services = {}
         self._core: Core | None = None
         self._api_keys: ApiKeys | None = None
@@ -97,7 +98,7 @@ class FrontendProcesses:
         return 0 if self._http is None else int(self._http.getsockname()[1])
 
     async def start(
-        self, core: Core, services: Services, app: InferenceHttpApp, api_keys: ApiKeys | None
+        self, core: Core, services: Services, app: InferenceApp, api_keys: ApiKeys | None
     ) -> None:
         """Opens the ports and starts the processes; returns when all accept connections.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from host.errors import HostError, ServiceStartError
 from host.frontends.grpc.grpcio_engine import GrpcAioFrontend, check_tls_files
@@ -14,10 +14,9 @@ from host.frontends.grpc.h2.frames import ConnectionLimits
 from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_tls
 from host.frontends.grpc.methods import GrpcOptions, Services
 from host.frontends.grpc.service import GrpcService
-from host.frontends.http1.cycle import Message, Receive, Send
+from host.frontends.http.inference_app import InferenceApp
 from host.frontends.http1.http1_connection import Timeouts
 from host.frontends.http1.listener import HttpListener
-from host.frontends.http1.parser import FastHandler
 from host.frontends.inference_core import InferenceCore, InferenceKeys
 from host.frontends.receive_memory import ReceiveBudget
 from host.frontends.request_headers import HeaderForwarding, Restrictions
@@ -31,27 +30,6 @@ _Started = TypeVar("_Started")
 _log = logging.getLogger("pbhost")
 
 _GRPC_PREFIX = "triton-grpc-protocol-"  # prefix of metadata keys for restricted protocols
-
-
-class InferenceHttpApp(Protocol):
-    """The ASGI application of the HTTP endpoint."""
-
-    @property
-    def open_requests(self) -> int:
-        """The number of inference requests without a complete response."""
-
-    @property
-    def drain(self) -> Callable[[float], Awaitable[bool]]:
-        """Refuses new inference requests and waits some seconds for open ones.
-
-        Returns whether all were answered.
-        """
-
-    def fast_path(self, url: bytes, headers: Mapping[bytes, bytes]) -> FastHandler | None:
-        """The handler of a request without a task."""
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answers one request."""
 
 
 def make_grpc_service(
@@ -93,7 +71,7 @@ class ClientEndpoints:
         self.receive_budget = receive_budget or ReceiveBudget(options.receive_buffer_limit)
         self._grpc_service: GrpcService | None = None
         self._grpc: GrpcAioFrontend | H2Frontend | None = None
-        self._http_app: InferenceHttpApp | None = None
+        self._http_app: InferenceApp | None = None
         self._http: HttpListener | None = None
         self._tls_reloader = TlsReloader(watches_tls)
         self._timeouts = make_timeouts(options)
@@ -131,7 +109,7 @@ class ClientEndpoints:
 
     async def open_http(
         self,
-        app: InferenceHttpApp,
+        app: InferenceApp,
         tls: ServerTls | None,
         listening: socket.socket | None = None,
     ) -> int:

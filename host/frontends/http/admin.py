@@ -27,146 +27,6 @@ from host.release import RELEASE
 from host.tracing.trace_settings import NUMBERS, SettingChanges, to_change
 
 
-class SettingsHandler:
-    """Has one method per endpoint: GET returns the settings, POST changes and returns them.
-
-    All methods raise HostError. `max_input_size` is `--http-max-input-size`.
-    """
-
-    def __init__(self, core: Core, max_input_size: int) -> None:
-        self._core = core
-        self._max_input_size = max_input_size
-
-    async def trace_setting(self, exchange: HttpExchange, route: Route) -> None:
-        """Answers with the trace settings of one model, or with the global ones."""
-        # Reports an unknown model before an invalid body.
-        shown = self._core.trace_settings(route.resource)
-        if exchange.method == "POST":
-            change = trace_change(await self._read_json_object(exchange))
-            shown = self._core.trace_settings(route.resource, change)
-        await exchange.send_json(json.dump(shown))
-
-    async def log_settings(self, exchange: HttpExchange, route: Route) -> None:
-        """Answers with the log settings."""
-        log = self._core.log
-        if exchange.method == "POST":
-            document = await self._read_json_object(exchange)
-            log.update({k: v for k, v in document.items() if v is not None}, HTTP)
-        await exchange.send_json(json.dump(log.describe()))
-
-    async def traffic(self, exchange: HttpExchange, route: Route) -> None:
-        """Answers with how the requests to a model are split, after a change if there is one."""
-        self._core.refuse_while_loading()
-        if route.version:
-            raise invalid_argument("the requests to a model are split, not those to a version")
-        if exchange.method == "POST":
-            body = await read_json_body(exchange, self._max_input_size)
-            try:
-                change = msgspec.json.decode(body, type=TrafficChange)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise invalid_argument(
-                    'expected {"canary": {"version": N, "percent": N}, "shadow": null}, with one'
-                    f" of the two or both: {error}"
-                ) from None
-            self._core.control.change_traffic(route.resource, change)
-        await exchange.send_json(msgspec.json.encode(self._core.traffic.describe(route.resource)))
-
-    async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
-        """Reads the body as a JSON object; the first of equal names counts.
-
-        `null` means an empty object: clients without settings send it.
-        """
-        body = await read_json_body(exchange, self._max_input_size)
-        document: dict[str, Any] = {}
-        given = json.parse(body)
-        for name, value in json.members({} if given is None else given):
-            document.setdefault(name, value)
-        return document
-
-
-def trace_change(document: dict[str, Any]) -> SettingChanges:
-    """Converts a JSON object to a change of trace settings. Raises HostError."""
-    levels: list[str] | None = None
-    if "trace_level" in document:
-        given = document["trace_level"]
-        if given is None:
-            levels = []  # null clears the setting; an empty array leaves it unchanged
-        elif names := [json.as_text(level) for level in json.as_array(given)]:
-            levels = names
-    numbers = {
-        name: None if document[name] is None else json.as_text(document[name])
-        for name in NUMBERS
-        if name in document
-    }
-    return to_change(levels, numbers, file="trace_file" in document, space="")
-
-
-class SharedMemoryHandler:
-    """Has one method per endpoint. All raise HostError. `max_input_size` is in bytes."""
-
-    def __init__(self, core: Core, max_input_size: int) -> None:
-        self._core = core
-        self._max_input_size = max_input_size
-
-    async def system_status(self, exchange: HttpExchange, route: Route) -> None:
-        """Answers with the status of one region or of all regions."""
-        regions = self._core.regions.status(route.resource)
-        await exchange.send_json(json.dump([asdict(region) for region in regions]))
-
-    async def system_register(self, exchange: HttpExchange, route: Route) -> None:
-        """Registers a shared-memory object of the client."""
-        request = await self._read_request(exchange, route, "system")
-        _require(request, "key")
-        key = json.as_text(request["key"])
-        offset = json.as_unsigned(request.get("offset", 0))
-        _require(request, "byte_size")
-        size = json.as_unsigned(request["byte_size"])
-        self._core.regions.register(route.resource, key, offset, size)
-        await exchange.send_empty()
-
-    async def system_unregister(self, exchange: HttpExchange, route: Route) -> None:
-        """Unregisters one region or all regions."""
-        self._core.regions.unregister(route.resource)
-        await exchange.send_empty()
-
-    async def cuda_status(self, exchange: HttpExchange, route: Route) -> None:
-        """Answers with an empty list; a named region is never found."""
-        self._core.regions.cuda_status(route.resource)
-        await exchange.send_json(b"[]")
-
-    async def cuda_register(self, exchange: HttpExchange, route: Route) -> None:
-        """Validates the request, then refuses it: CUDA regions are not supported."""
-        request = await self._read_request(exchange, route, "cuda")
-        _require(request, "raw_handle")
-        json.as_text(json.member(request["raw_handle"], "b64"))
-        for name in ("byte_size", "device_id"):
-            json.as_unsigned(json.member(request, name))
-        self._core.regions.register_cuda(route.resource)
-        await exchange.send_empty()
-
-    async def cuda_unregister(self, exchange: HttpExchange, route: Route) -> None:
-        """Succeeds without an effect: there are no CUDA regions."""
-        self._core.regions.require_enabled()
-        await exchange.send_empty()
-
-    async def _read_request(
-        self, exchange: HttpExchange, route: Route, kind: str
-    ) -> dict[str, Any]:
-        self._core.regions.require_enabled()
-        if not route.resource:
-            raise invalid_argument(
-                f"'region name' is necessary to register {kind} shared memory region"
-            )
-        body = await read_json_body(exchange, self._max_input_size)
-        document = json.parse(body)
-        return document if isinstance(document, dict) else {}
-
-
-def _require(request: dict[str, Any], name: str) -> None:
-    if name not in request:
-        raise invalid_argument(f"Shared memory register request has no '{name}' field")
-
-
 class AdminHandler:
     """Has one method per endpoint. All raise HostError. `max_input_size` is in bytes."""
 
@@ -250,6 +110,100 @@ class AdminHandler:
         """Refuses a named repository (docs/reference/http.md, "Model repository")."""
         raise unsupported("'repository_name' specification is not supported")
 
+    async def trace_setting(self, exchange: HttpExchange, route: Route) -> None:
+        """Answers with the trace settings of one model, or with the global ones."""
+        # Reports an unknown model before an invalid body.
+        shown = self._core.trace_settings(route.resource)
+        if exchange.method == "POST":
+            change = trace_change(await self._read_settings(exchange))
+            shown = self._core.trace_settings(route.resource, change)
+        await exchange.send_json(json.dump(shown))
+
+    async def log_settings(self, exchange: HttpExchange, route: Route) -> None:
+        """Answers with the log settings."""
+        log = self._core.log
+        if exchange.method == "POST":
+            document = await self._read_settings(exchange)
+            log.update({k: v for k, v in document.items() if v is not None}, HTTP)
+        await exchange.send_json(json.dump(log.describe()))
+
+    async def traffic(self, exchange: HttpExchange, route: Route) -> None:
+        """Answers with how the requests to a model are split, after a change if there is one."""
+        self._core.refuse_while_loading()
+        if route.version:
+            raise invalid_argument("the requests to a model are split, not those to a version")
+        if exchange.method == "POST":
+            body = await read_json_body(exchange, self._max_input_size)
+            try:
+                change = msgspec.json.decode(body, type=TrafficChange)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise invalid_argument(
+                    'expected {"canary": {"version": N, "percent": N}, "shadow": null}, with one'
+                    f" of the two or both: {error}"
+                ) from None
+            self._core.control.change_traffic(route.resource, change)
+        await exchange.send_json(msgspec.json.encode(self._core.traffic.describe(route.resource)))
+
+    async def system_status(self, exchange: HttpExchange, route: Route) -> None:
+        """Answers with the status of one region or of all regions."""
+        regions = self._core.regions.status(route.resource)
+        await exchange.send_json(json.dump([asdict(region) for region in regions]))
+
+    async def system_register(self, exchange: HttpExchange, route: Route) -> None:
+        """Registers a shared-memory object of the client."""
+        request = await self._read_region(exchange, route, "system")
+        _require(request, "key")
+        key = json.as_text(request["key"])
+        offset = json.as_unsigned(request.get("offset", 0))
+        _require(request, "byte_size")
+        size = json.as_unsigned(request["byte_size"])
+        self._core.regions.register(route.resource, key, offset, size)
+        await exchange.send_empty()
+
+    async def system_unregister(self, exchange: HttpExchange, route: Route) -> None:
+        """Unregisters one region or all regions."""
+        self._core.regions.unregister(route.resource)
+        await exchange.send_empty()
+
+    async def cuda_status(self, exchange: HttpExchange, route: Route) -> None:
+        """Answers with an empty list; a named region is never found."""
+        self._core.regions.cuda_status(route.resource)
+        await exchange.send_json(b"[]")
+
+    async def cuda_register(self, exchange: HttpExchange, route: Route) -> None:
+        """Validates the request, then refuses it: CUDA regions are not supported."""
+        request = await self._read_region(exchange, route, "cuda")
+        _require(request, "raw_handle")
+        json.as_text(json.member(request["raw_handle"], "b64"))
+        for name in ("byte_size", "device_id"):
+            json.as_unsigned(json.member(request, name))
+        self._core.regions.register_cuda(route.resource)
+        await exchange.send_empty()
+
+    async def cuda_unregister(self, exchange: HttpExchange, route: Route) -> None:
+        """Succeeds without an effect: there are no CUDA regions."""
+        self._core.regions.require_enabled()
+        await exchange.send_empty()
+
+    async def _read_region(self, exchange: HttpExchange, route: Route, kind: str) -> dict[str, Any]:
+        self._core.regions.require_enabled()
+        if not route.resource:
+            raise invalid_argument(
+                f"'region name' is necessary to register {kind} shared memory region"
+            )
+        document = await self._read_json(exchange)
+        return document if isinstance(document, dict) else {}
+
+    async def _read_settings(self, exchange: HttpExchange) -> dict[str, Any]:
+        """Reads the body as a JSON object; `null`, which some clients send, is an empty one."""
+        given = await self._read_json(exchange)
+        document: dict[str, Any] = {} if given is None else given
+        json.members(document)  # raises unless it is an object
+        return document
+
+    async def _read_json(self, exchange: HttpExchange) -> Any:
+        return json.parse(await read_json_body(exchange, self._max_input_size))
+
 
 async def _send_health(exchange: HttpExchange, good: bool) -> None:
     await exchange.send_response(JSON, (), status=200 if good else 400)
@@ -276,3 +230,25 @@ def _statistics_json(entry: ModelStatistics) -> dict[str, Any]:
         "batch_stats": batches,
         "memory_usage": memory,
     }
+
+
+def trace_change(document: dict[str, Any]) -> SettingChanges:
+    """Converts a JSON object to a change of trace settings. Raises HostError."""
+    levels: list[str] | None = None
+    if "trace_level" in document:
+        given = document["trace_level"]
+        if given is None:
+            levels = []  # null clears the setting; an empty array leaves it unchanged
+        elif names := [json.as_text(level) for level in json.as_array(given)]:
+            levels = names
+    numbers = {
+        name: None if document[name] is None else json.as_text(document[name])
+        for name in NUMBERS
+        if name in document
+    }
+    return to_change(levels, numbers, file="trace_file" in document, space="")
+
+
+def _require(request: dict[str, Any], name: str) -> None:
+    if name not in request:
+        raise invalid_argument(f"Shared memory register request has no '{name}' field")

@@ -13,7 +13,7 @@ from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
 from host.core import Core
 from host.frontends.error_status import HttpError
 from host.frontends.http import routes
-from host.frontends.http.admin import AdminHandler, SettingsHandler, SharedMemoryHandler
+from host.frontends.http.admin import AdminHandler
 from host.frontends.http.diagnostics import DiagnosticsHandler, RecordingHandler
 from host.frontends.http.http_exchange import (
     Handler,
@@ -23,7 +23,7 @@ from host.frontends.http.http_exchange import (
     check_method,
     check_restriction,
 )
-from host.frontends.http.inference_app import InferenceEndpoints
+from host.frontends.http.inference_app import InferenceApp
 from host.frontends.http.metrics_endpoint import load_report
 from host.frontends.http.routes import Endpoint, find_route
 from host.frontends.http.web_pages import WebPages
@@ -36,12 +36,11 @@ from host.options.options import Options
 from host.options.validators import read_origins
 
 
-class HttpApp:
-    """Serves all HTTP endpoints of one core. Call it in the thread of the event loop only.
+class HttpApp(InferenceApp):
+    """Serves all HTTP endpoints of one core.
 
     `families` returns the metrics of models. `api_keys`: the keys that clients need; without
-    `--api-key-file` only on the OpenAI routes. After `drain`, new inference requests get status
-    503.
+    `--api-key-file` only on the OpenAI routes.
     """
 
     def __init__(
@@ -52,20 +51,15 @@ class HttpApp:
         receive_budget: ReceiveBudget,
         api_keys: ApiKeys | None,
     ) -> None:
-        self._receive_budget = receive_budget
         self._api_keys = api_keys if options.api_key_file else None
         needs_key = self._api_keys is not None
-        inference = InferenceEndpoints(core, options, load_report(families), needs_key)
-        self._restrictions = inference.restrictions
-        self._open_requests = inference.open_requests
-        self._find_infer_handler = inference.find_fast_handler
-        self.drain = self._open_requests.drain
+        super().__init__(core, options, receive_budget, needs_key, load_report(families))
         self._openai = (
             OpenAIApp(
                 core,
                 options.http_max_input_size,
-                inference.restrictions,
-                inference.forwarding,
+                self._restrictions,
+                self._forwarding,
                 self._open_requests,
                 api_keys,
                 read_origins(options.openai_cors_origins),
@@ -76,32 +70,26 @@ class HttpApp:
         describe_others = self._openai.describe_paths if self._openai is not None else None
         pages = WebPages(
             core,
-            inference.restrictions,
+            self._restrictions,
             describe_others,
             options.http_api_page,
             options.http_dashboard,
         )
         self._page_routes = pages.routes
         self._handlers: dict[Endpoint, Handler] = {
-            **inference.handlers,
+            **self._inference_handlers,
             **_administration_handlers(core, options),
             **pages.handlers,
         }
 
-    @property
-    def open_requests(self) -> int:
-        """The number of inference requests without a complete response."""
-        return self._open_requests.count
-
     def fast_path(self, url: bytes, headers: Mapping[bytes, bytes]) -> FastHandler | None:
         """Returns the handler of a request without a task (`host.frontends.http1.parser`)."""
-        handler = self._find_infer_handler(url, headers)
+        handler = super().fast_path(url, headers)
         if handler is None and self._openai is not None:
             handler = self._openai.fast_path(url, headers)
         return handler
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answers one request; an ASGI 3 application."""
         exchange = HttpExchange(scope, receive, send, self._receive_budget)
         await answer_exchange(exchange, self._handle_request(exchange, scope["raw_path"]))
 
@@ -132,9 +120,7 @@ def _administration_handlers(core: Core, options: Options) -> dict[Endpoint, Han
     max_input_size = options.http_max_input_size
     admin = AdminHandler(core, max_input_size)
     diagnostics = DiagnosticsHandler(core, max_input_size)
-    memory = SharedMemoryHandler(core, max_input_size)
     recorder = RecordingHandler(core, options.allow_recording)
-    settings = SettingsHandler(core, max_input_size)
     return {
         routes.SERVER_LIVE: admin.live,
         routes.SERVER_READY: admin.ready,
@@ -154,17 +140,17 @@ def _administration_handlers(core: Core, options: Options) -> dict[Endpoint, Han
         routes.CRASH: diagnostics.crash,
         routes.QUARANTINE: diagnostics.quarantine,
         routes.LIFT_QUARANTINE: diagnostics.lift_quarantine,
-        routes.SYSTEM_STATUS: memory.system_status,
-        routes.SYSTEM_REGISTER: memory.system_register,
-        routes.SYSTEM_UNREGISTER: memory.system_unregister,
-        routes.CUDA_STATUS: memory.cuda_status,
-        routes.CUDA_REGISTER: memory.cuda_register,
-        routes.CUDA_UNREGISTER: memory.cuda_unregister,
+        routes.SYSTEM_STATUS: admin.system_status,
+        routes.SYSTEM_REGISTER: admin.system_register,
+        routes.SYSTEM_UNREGISTER: admin.system_unregister,
+        routes.CUDA_STATUS: admin.cuda_status,
+        routes.CUDA_REGISTER: admin.cuda_register,
+        routes.CUDA_UNREGISTER: admin.cuda_unregister,
         routes.RECORD: recorder.record,
         routes.CRASH_REQUESTS: recorder.crash_requests,
-        routes.TRACE_SETTING: settings.trace_setting,
-        routes.LOG_SETTINGS: settings.log_settings,
-        routes.TRAFFIC: settings.traffic,
+        routes.TRACE_SETTING: admin.trace_setting,
+        routes.LOG_SETTINGS: admin.log_settings,
+        routes.TRAFFIC: admin.traffic,
     }
 
 

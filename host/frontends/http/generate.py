@@ -14,7 +14,7 @@ from host.frontends.http import json_text as json
 from host.frontends.http.http_exchange import (
     JSON,
     HttpExchange,
-    json_too_large,
+    read_json_body,
     trace_request,
     trace_response,
 )
@@ -238,9 +238,7 @@ class GenerateHandler:
         if exchange.headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
             raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
         exchange.content_length()
-        body = await exchange.read_body(
-            self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
-        )
+        body = await read_json_body(exchange, self._max_input_size)
         version = parse_version(route.version)
         arguments = (config, version, body, self._max_input_size)
         if len(body) > MAX_INLINE_BYTES:

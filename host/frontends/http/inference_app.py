@@ -1,8 +1,10 @@
-"""The inference endpoints, and an ASGI application of them alone."""
+"""The inference endpoints of HTTP ports, and an application that answers them alone."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from host.frontends.http import routes
 from host.frontends.http.generate import GenerateHandler, LoadReport
@@ -19,41 +21,67 @@ from host.options.options import Options
 from host.options.validators import http_restriction
 
 
-class InferenceEndpoints:
-    """The handlers by endpoint, and `find_fast_handler` for requests without a task.
+class InferenceApp(ABC):
+    """The ASGI application of an HTTP port, which answers at least the inference endpoints.
 
-    `load_report`: for the generate endpoints.
-    `needs_key`: each request needs an API key; then all have a task, which checks it.
-    `open_requests` counts requests without a task; the application counts all others.
+    Call it in the thread of the event loop only. After `drain`, new inference requests get status
+    503.
     """
 
     def __init__(
         self,
         core: InferenceCore,
         options: Options,
-        load_report: LoadReport,
+        receive_budget: ReceiveBudget,
         needs_key: bool,
+        load_report: LoadReport = lambda exchange: (),
     ) -> None:
+        """`needs_key`: each request needs an API key; then all have a task, which checks it.
+
+        `load_report`: for the generate endpoints.
+        """
         max_input_size = options.http_max_input_size
-        self.restrictions = Restrictions(http_restriction(options.http_restricted_api))
-        self.forwarding = HeaderForwarding(options.http_header_forward_pattern)
-        self.open_requests = OpenRequests()
-        needs_task = needs_key or "inference" in self.restrictions
-        infer = InferHandler(core, self.forwarding, max_input_size, needs_task, self.open_requests)
-        self.find_fast_handler = infer.find_handler
+        self._receive_budget = receive_budget
+        self._restrictions = Restrictions(http_restriction(options.http_restricted_api))
+        self._forwarding = HeaderForwarding(options.http_header_forward_pattern)
+        self._open_requests = OpenRequests()
+        needs_task = needs_key or "inference" in self._restrictions
+        infer = InferHandler(
+            core, self._forwarding, max_input_size, needs_task, self._open_requests
+        )
+        self._find_infer_handler = infer.find_handler
         generate = GenerateHandler(core, max_input_size, load_report)
-        self.handlers: dict[Endpoint, Handler] = {
+        self._inference_handlers: dict[Endpoint, Handler] = {
             routes.INFER: infer.infer,
             routes.GENERATE: generate.generate,
             routes.GENERATE_STREAM: generate.generate_stream,
         }
 
+    @property
+    def open_requests(self) -> int:
+        """The number of inference requests without a complete response."""
+        return self._open_requests.count
 
-class InferenceApp:
-    """Serves the inference endpoints of one core. Call it in the thread of the event loop only.
+    async def drain(self, seconds: float) -> bool:
+        """Refuses new inference requests and waits some seconds for open ones.
 
-    `others` answers the requests to all other endpoints, those that are refused, and those that ask
-    for a report of the load. After `drain`, new inference requests get status 503.
+        Returns whether all were answered.
+        """
+        return await self._open_requests.drain(seconds)
+
+    def fast_path(self, url: bytes, headers: Mapping[bytes, bytes]) -> FastHandler | None:
+        """Returns the handler of a request without a task (`host.frontends.http1.parser`)."""
+        return self._find_infer_handler(url, headers)
+
+    @abstractmethod
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answers one request; an ASGI 3 application."""
+
+
+class ForwardingApp(InferenceApp):
+    """Answers the requests to the inference endpoints; `others` answers all others.
+
+    Those are also requests that are refused, and those that ask for a report of the load.
     """
 
     def __init__(
@@ -62,30 +90,14 @@ class InferenceApp:
         others: App,
         options: Options,
         receive_budget: ReceiveBudget,
-        keys: SendingKeys | None = None,
+        keys: SendingKeys | None,
     ) -> None:
         """`keys`: the API keys that clients need."""
+        super().__init__(core, options, receive_budget, keys is not None)
         self._others = others
         self._keys = keys
-        self._receive_budget = receive_budget
-        inference = InferenceEndpoints(core, options, lambda exchange: (), keys is not None)
-        self._restrictions = inference.restrictions
-        self._open_requests = inference.open_requests
-        self._find_infer_handler = inference.find_fast_handler
-        self._handlers = inference.handlers
-        self.drain = self._open_requests.drain
-
-    @property
-    def open_requests(self) -> int:
-        """The number of inference requests without a complete response."""
-        return self._open_requests.count
-
-    def fast_path(self, url: bytes, headers: Mapping[bytes, bytes]) -> FastHandler | None:
-        """Returns the handler of a request without a task (`host.frontends.http1.parser`)."""
-        return self._find_infer_handler(url, headers)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answers one request; an ASGI 3 application."""
         exchange = HttpExchange(scope, receive, send, self._receive_budget)
         route = self._find_own_route(exchange, scope["raw_path"])
         if route is None:
@@ -98,7 +110,7 @@ class InferenceApp:
         route = find_route(path)
         if (
             route is None
-            or route.endpoint not in self._handlers
+            or route.endpoint not in self._inference_handlers
             or exchange.method not in route.endpoint.methods
             or LOAD_REPORT_HEADER in exchange.headers
             or self._restrictions.missing_header(route.endpoint.category, exchange.header)
@@ -108,15 +120,11 @@ class InferenceApp:
         return route
 
     async def _infer(self, exchange: HttpExchange, route: Route) -> None:
-        if self._keys is None:
-            await self._handle(exchange, route)
-            return
-        header = exchange.headers.get(b"authorization")
-        client = self._keys.authorize(route.endpoint.category, header)
-        client.check_model(route.resource)
-        with client.sending():
-            await self._handle(exchange, route)
-
-    async def _handle(self, exchange: HttpExchange, route: Route) -> None:
-        with self._open_requests:
-            await self._handlers[route.endpoint](exchange, route)
+        sending: AbstractContextManager[None] = nullcontext()
+        if self._keys is not None:
+            header = exchange.headers.get(b"authorization")
+            client = self._keys.authorize(route.endpoint.category, header)
+            client.check_model(route.resource)
+            sending = client.sending()
+        with sending, self._open_requests:
+            await self._inference_handlers[route.endpoint](exchange, route)

@@ -161,11 +161,9 @@ class PromptRenderer:
         core: Core,
         max_size: int,
         withdraw: Callable[[ChatTemplate, str], None],
-        time_limit: float = _TIME_LIMIT,
     ) -> None:
         self._core = core
         self._withdraw = withdraw
-        self._time_limit = time_limit
         self._timeouts: dict[tuple[str, int], tuple[ChatTemplate, int]] = {}
         self._max_size = max_size
         self._free_threads = asyncio.Semaphore(_MAX_THREADS)
@@ -190,7 +188,7 @@ class PromptRenderer:
         async with self._free_threads:
             render = partial(self._render, contract.model, version, template, fields)
             try:
-                return await run_with_time_limit(render, self._time_limit, contract.model)
+                return await run_with_time_limit(render, _TIME_LIMIT, contract.model)
             except TemplateTimeout:
                 if not large:
                     self._record_timeout(contract.model, version, template)
@@ -204,7 +202,7 @@ class PromptRenderer:
         if count == _MAX_TIMEOUTS:
             reason = (
                 f"model '{model}' does not do chat: its chat template ran for more than"
-                f" {self._time_limit:g} s {count} times; unload and load the model to try it again"
+                f" {_TIME_LIMIT:g} s {count} times; unload and load the model to try it again"
             )
             _log.error("%s", reason, extra=model_fields(model, max(version, 0)))
             self._withdraw(template, reason)
@@ -243,7 +241,7 @@ def _variables(template: ChatTemplate, text: str, fields: Fields) -> dict[str, A
     }
 
 
-async def probe_template(model: str, template: ChatTemplate, seconds: float = _TIME_LIMIT) -> str:
+async def probe_template(model: str, template: ChatTemplate) -> str:
     """Renders two messages; returns what is wrong with the template, with file and line.
 
     Returns "" if it renders, or if it refuses these messages by `raise_exception`.
@@ -255,7 +253,7 @@ async def probe_template(model: str, template: ChatTemplate, seconds: float = _T
     for text, probe in ((template.text, fields), (template.tool_use_text, with_tools)):
         try:
             render = partial(_render_once, text, model, _variables(template, text, probe))
-            await run_with_time_limit(render, seconds, model)
+            await run_with_time_limit(render, _TIME_LIMIT, model)
         except ValueError as error:
             return f"'{template.file}', {error}"
         except OpenAIError as error:
