@@ -27,7 +27,7 @@ from host.frontend_processes.frontend_messages import (
     ToFrontend,
     encode_error,
 )
-from host.frontends.grpc.methods import EmptyContext, Services, UnaryMethod, to_host_error
+from host.frontends.grpc.methods import Metadata, Services, UnaryMethod, to_host_error
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, App, Message
 from host.inference.request import InferRequest
 
@@ -125,9 +125,11 @@ class ServedExchanges:
     def call_rpc(self, message: CallRpc) -> None:
         """Replies with what a gRPC method answers. Raises KeyError for an unknown method."""
         method = self._methods[message.service, message.method]
+        key = message.authorization
+        context = Metadata([] if key is None else [("authorization", key)])
 
         async def call() -> bytes:
-            return await method.handler(message.data, _RemoteContext(message.authorization))
+            return await method.handler(message.data, context)
 
         self._run(message.number, self._reply(message.number, call()))
 
@@ -199,17 +201,6 @@ class ServedExchanges:
             self._admissions.popitem()[1].withdraw()
         for task in list(self._tasks.values()):
             task.cancel()
-
-
-class _RemoteContext(EmptyContext):
-    """The context of an RPC, with the metadata that its handler may read."""
-
-    def __init__(self, authorization: str | None) -> None:
-        self._authorization = authorization
-
-    def metadata(self, key: str) -> str | None:
-        """The value of `authorization`, None of other keys."""
-        return self._authorization if key == "authorization" else None
 
 
 class _Exchange:

@@ -35,37 +35,30 @@ async def decompress_in_steps(
         zlib.error: The data is damaged.
         OutOfReceiveMemory: There is no memory for the result.
     """
-    try:
-        return await _decompress(data, wbits, max_size, reserved, in_thread)
-    except BaseException:  # also after a cancellation
-        reserved.release()
-        raise
-
-
-async def _decompress(
-    data: bytes, wbits: int, max_size: int, reserved: ReservedBytes, in_thread: bool
-) -> tuple[bytes, bool]:
     engine = zlib.decompressobj(wbits)
     packed_size = reserved.size
     parts: list[bytes] = []
     size = 0
-    while True:
-        step = min(_STEP_BYTES, max_size + 1 - size)
-        if in_thread:
-            part = await asyncio.to_thread(engine.decompress, data, step)
-        else:
-            part = engine.decompress(data, step)
-        reserved.add(len(part))
-        parts.append(part)
-        size += len(part)
-        data = engine.unconsumed_tail
-        if engine.eof or size > max_size or len(part) < step:
-            break
-    reserved.subtract(packed_size)
-    if len(parts) == 1:
-        return parts[0], engine.eof
-    whole = await asyncio.to_thread(b"".join, parts)
-    return whole, engine.eof
+    try:
+        while True:
+            step = min(_STEP_BYTES, max_size + 1 - size)
+            if in_thread:
+                part = await asyncio.to_thread(engine.decompress, data, step)
+            else:
+                part = engine.decompress(data, step)
+            reserved.add(len(part))
+            parts.append(part)
+            size += len(part)
+            data = engine.unconsumed_tail
+            if engine.eof or size > max_size or len(part) < step:
+                break
+        reserved.subtract(packed_size)
+        if len(parts) == 1:
+            return parts[0], engine.eof
+        return await asyncio.to_thread(b"".join, parts), engine.eof
+    except BaseException:  # also after a cancellation
+        reserved.release()
+        raise
 
 
 _MIN_THREAD_BYTES = 65536  # bytes; smaller bodies are compressed in the event loop
@@ -143,11 +136,12 @@ def _parse_weight(options: str) -> float | None:
 async def compress(parts: Sequence[Buffer], encoding: str) -> bytes:
     """Compresses the parts of a body into one body."""
     if sum(len(part) for part in parts) < _MIN_THREAD_BYTES:
-        return _compress(parts, encoding)
-    return await asyncio.to_thread(_compress, parts, encoding)
+        return compress_parts(parts, encoding)
+    return await asyncio.to_thread(compress_parts, parts, encoding)
 
 
-def _compress(parts: Sequence[Buffer], encoding: str) -> bytes:
+def compress_parts(parts: Sequence[Buffer], encoding: str) -> bytes:
+    """As `compress`. Blocks."""
     bits = zlib.MAX_WBITS + (16 if encoding == "gzip" else 0)
     stream = zlib.compressobj(wbits=bits)
     return b"".join([*(stream.compress(part) for part in parts), stream.flush()])

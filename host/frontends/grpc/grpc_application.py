@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from host.errors import HostError, unavailable
 from host.frontends.error_status import GRPC_STATUS, retry_milliseconds
 from host.frontends.grpc.methods import (
+    Metadata,
     Method,
     ResponseCallback,
     RpcContext,
@@ -168,7 +169,7 @@ class GrpcApplication:
         if not isinstance(method, UnaryMethod):
             raise KeyError(path)
         try:
-            return await method.handler(message, _Metadata(metadata))
+            return await method.handler(message, Metadata(metadata))
         except HostError:
             raise
         except Exception as error:  # the top of a call: a defect is logged and answered
@@ -187,7 +188,7 @@ class GrpcApplication:
         the request. Raises HostError.
         """
         try:
-            return self._service.start_infer(message, done, _Metadata(metadata), reserved)
+            return self._service.start_infer(message, done, Metadata(metadata), reserved)
         except HostError:
             raise
         except Exception as error:  # the top of a call, as above
@@ -206,7 +207,7 @@ class GrpcApplication:
         responses = serve_stream(
             method.open_stream,
             messages,
-            _Metadata(metadata),
+            Metadata(metadata),
             lambda message: None,
             lambda retry: None,  # only the status of an error has a place for it
         )
@@ -224,21 +225,3 @@ class GrpcApplication:
     def status(error: HostError) -> GrpcStatus:
         """The status of an RPC that this error ends."""
         return GrpcStatus(GRPC_STATUS[error.code], error.message, retry_milliseconds(error))
-
-
-class _Metadata:
-    """The context of an RPC whose metadata is known."""
-
-    __slots__ = ("_metadata",)
-
-    def __init__(self, metadata: Sequence[Header]) -> None:
-        self._metadata = metadata
-
-    def metadata(self, key: str) -> str | None:
-        for name, value in self._metadata:
-            if name == key:
-                return value if isinstance(value, str) else None
-        return None
-
-    def invocation_metadata(self) -> Sequence[Header]:
-        return self._metadata

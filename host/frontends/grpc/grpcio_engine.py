@@ -16,6 +16,7 @@ from host.frontends.error_status import GRPC_STATUS, RETRY_METADATA, retry_milli
 from host.frontends.grpc.grpc_application import serve_stream
 from host.frontends.grpc.methods import (
     GrpcOptions,
+    Metadata,
     StreamHandlerFactory,
     StreamMethod,
     UnaryHandler,
@@ -167,19 +168,13 @@ def check_tls_files(tls: TlsFiles) -> None:
             tls.read_file(name)
 
 
-class _AioContext:
+class _AioContext(Metadata):
     """The context of an RPC. Metadata is read only on demand."""
 
     __slots__ = ("_rpc",)
 
     def __init__(self, rpc: Any) -> None:
         self._rpc = rpc
-
-    def metadata(self, key: str) -> str | None:
-        for name, value in self._rpc.invocation_metadata() or ():
-            if name == key:
-                return value if isinstance(value, str) else None
-        return None
 
     def invocation_metadata(self) -> Sequence[Header]:
         return list(self._rpc.invocation_metadata() or ())

@@ -27,19 +27,24 @@ class RpcContext(Protocol):
         """All metadata of the client and its transport."""
 
 
-class EmptyContext:
-    """The context of an RPC without metadata."""
+class Metadata:
+    """The context of an RPC with these fields of metadata."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Sequence[Header] = ()) -> None:
+        self._fields = fields
 
     def metadata(self, key: str) -> str | None:
-        """Returns None."""
+        """Returns the value of a key that is text."""
+        for name, value in self.invocation_metadata():
+            if name == key:
+                return value if isinstance(value, str) else None
         return None
 
     def invocation_metadata(self) -> Sequence[Header]:
-        """Returns nothing."""
-        return ()
-
-
-EMPTY_CONTEXT = EmptyContext()
+        """Returns all fields."""
+        return self._fields
 
 
 ResponseCallback = Callable[[bytes | HostError], None]

@@ -8,11 +8,7 @@ from functools import partial
 
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
-from host.frontends.grpc.contents import (
-    MIN_LARGE_INPUT_BYTES,
-    LargeInput,
-    decode_inputs,
-)
+from host.frontends.grpc.contents import MIN_LARGE_INPUT_BYTES, LargeInput, decode_inputs
 from host.frontends.grpc.infer_request import (
     InferMessage,
     describe_usual_request,
@@ -22,7 +18,6 @@ from host.frontends.grpc.infer_request import (
 from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.infer_stream import InferStream
 from host.frontends.grpc.methods import (
-    EMPTY_CONTEXT,
     HEALTH_SERVICE,
     INFERENCE_SERVICE,
     ResponseCallback,
@@ -38,7 +33,12 @@ from host.frontends.grpc.methods import (
     to_host_error,
 )
 from host.frontends.grpc.request_cache import MAX_REPEATABLE_BYTES, CachedResponses, RequestCache
-from host.frontends.grpc.standard_services import REFLECTION_SERVICES, StandardStreams
+from host.frontends.grpc.standard_services import (
+    REFLECTION_SERVICES,
+    HealthWatch,
+    ReflectionStream,
+    StandardStream,
+)
 from host.frontends.inference_core import (
     Cancellable,
     InferenceClient,
@@ -54,12 +54,7 @@ from host.frontends.request_headers import (
     Restrictions,
 )
 from host.inference.call import Call
-from host.inference.request import (
-    InferRequest,
-    InferResponse,
-    RequestTrace,
-    RequestTracer,
-)
+from host.inference.request import InferRequest, InferResponse, RequestTrace, RequestTracer
 from host.models.registry import NotServedError, parse_version
 
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
@@ -94,7 +89,7 @@ class GrpcService:
         self._open_requests = OpenRequests()
         self._streams: set[InferStream] = set()
         self._reflection = reflection
-        self._standard_streams = StandardStreams()
+        self._standard_streams: set[StandardStream] = set()
 
     def services(self) -> Services:
         """The methods that an engine carries."""
@@ -122,7 +117,7 @@ class GrpcService:
         self,
         data: bytes,
         done: ResponseCallback,
-        context: RpcContext = EMPTY_CONTEXT,
+        context: RpcContext,
         reserved: ReservedBytes | None = None,
     ) -> Cancellable:
         """ModelInfer without a coroutine: calls `done` once, maybe before it returns.
@@ -243,12 +238,7 @@ class GrpcService:
         self, request: InferRequest, done: ResponseCallback, context: RpcContext
     ) -> None:
         """As `_start_request`, but waits for the model if it is not loaded and loads on demand."""
-        answer: asyncio.Future[bytes | HostError] = asyncio.get_running_loop().create_future()
-
-        def deliver(result: bytes | HostError) -> None:
-            if not answer.done():
-                answer.set_result(result)
-
+        answer, deliver = _pending_answer()
         try:
             call = await self._start_when_loaded(
                 request,
@@ -291,7 +281,8 @@ class GrpcService:
         if not self._open_requests.draining:
             for stream in list(self._streams):
                 stream.finish_after_open_requests(unavailable(SHUTTING_DOWN))
-            self._standard_streams.end()
+            for other in list(self._standard_streams):
+                other.end(unavailable("Server exiting"))
         return await self._open_requests.drain(timeout)
 
     def submit_stream_request(
@@ -418,27 +409,16 @@ class GrpcService:
             raise
 
     async def _model_infer(self, data: bytes, context: RpcContext) -> bytes:
-        result = await self._await_response(lambda done: self.start_infer(data, done, context))
-        if isinstance(result, HostError):
-            raise result
-        return result
-
-    async def _await_response(
-        self, start: Callable[[ResponseCallback], Cancellable]
-    ) -> bytes | HostError:
-        """Starts a call, waits for its response, and cancels it with the task."""
-        answer: asyncio.Future[bytes | HostError] = asyncio.get_running_loop().create_future()
-
-        def done(result: bytes | HostError) -> None:
-            if not answer.done():
-                answer.set_result(result)
-
-        call = start(done)
+        answer, deliver = _pending_answer()
+        call = self.start_infer(data, deliver, context)
         try:
-            return await answer
+            result = await answer
         except asyncio.CancelledError:  # the client has gone, or its deadline has passed
             call.cancel()
             raise
+        if isinstance(result, HostError):
+            raise result
+        return result
 
     def _open_stream(self, writer: StreamWriter, context: RpcContext) -> InferStream:
         if self._open_requests.draining:
@@ -455,7 +435,7 @@ class GrpcService:
         if self._open_requests.draining:
             raise unavailable(SHUTTING_DOWN)
         check = self._find_handler(HEALTH_SERVICE, "Check")
-        return self._standard_streams.open_watch(writer, check, context)
+        return HealthWatch(writer, self._standard_streams, check, context)
 
     def _open_reflection(self, writer: StreamWriter, context: RpcContext) -> StreamHandler:
         if self._open_requests.draining:
@@ -465,7 +445,7 @@ class GrpcService:
         if self._api_keys is not None:  # a client that may read metadata may read these, too
             metadata = self._find_handler(INFERENCE_SERVICE, "ServerMetadata")
             authorize = partial(metadata, b"", context)
-        return self._standard_streams.open_reflection(writer, services, authorize)
+        return ReflectionStream(writer, self._standard_streams, services, authorize)
 
     def _find_handler(self, service: str, name: str) -> UnaryHandler:
         (method,) = (one for one in self._others[service] if one.name == name)
@@ -476,6 +456,17 @@ class GrpcService:
         """Called when a stream has ended."""
         self._streams.discard(stream)
         self._open_requests.request_finished()
+
+
+def _pending_answer() -> tuple[asyncio.Future[bytes | HostError], ResponseCallback]:
+    """Returns an answer to wait for, and what delivers it, also after a cancellation."""
+    answer: asyncio.Future[bytes | HostError] = asyncio.get_running_loop().create_future()
+
+    def deliver(result: bytes | HostError) -> None:
+        if not answer.done():
+            answer.set_result(result)
+
+    return answer, deliver
 
 
 class _Answered:

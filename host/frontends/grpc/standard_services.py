@@ -14,9 +14,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from host.errors import ErrorCode, HostError, internal, invalid_argument, unavailable
+from host.errors import ErrorCode, HostError, internal, invalid_argument
 from host.frontends.error_status import GRPC_STATUS
-from host.frontends.grpc.methods import RpcContext, StreamHandler, StreamWriter, UnaryHandler
+from host.frontends.grpc.methods import RpcContext, StreamWriter, UnaryHandler
 from host.frontends.receive_memory import ReservedBytes
 
 REFLECTION_SERVICES = (
@@ -156,13 +156,17 @@ def _message_class(name: str) -> Any:
     return message_factory.GetMessageClass(found)
 
 
-class _Stream:
-    """A stream that answers each message, and ends with its client or with the server."""
+class StandardStream:
+    """A stream that answers each message, and ends with its client or with the server.
 
-    def __init__(self, writer: StreamWriter, closed: Callable[[_Stream], None]) -> None:
+    `open_streams` has it until then.
+    """
+
+    def __init__(self, writer: StreamWriter, open_streams: set[StandardStream]) -> None:
         self._writer = writer
-        self._closed = closed
+        self._open_streams = open_streams
         self._ended = False
+        open_streams.add(self)
 
     def end(self, error: HostError | None = None) -> None:
         """Ends the stream."""
@@ -174,23 +178,24 @@ class _Stream:
         """Called when the stream has ended."""
         if not self._ended:
             self._ended = True
-            self._closed(self)
+            self._open_streams.discard(self)
 
 
-class _Reflection(_Stream):
+class ReflectionStream(StandardStream):
     """Answers what the services are, and which messages they have.
 
-    `authorize`: raises HostError if the client may not ask that; None if any client may.
+    `services`: the names that it lists. `authorize`: raises HostError if the client may not ask
+    that; None if any client may.
     """
 
     def __init__(
         self,
         writer: StreamWriter,
-        closed: Callable[[_Stream], None],
+        open_streams: set[StandardStream],
         services: Iterable[str],
         authorize: Callable[[], Awaitable[object]] | None,
     ) -> None:
-        super().__init__(writer, closed)
+        super().__init__(writer, open_streams)
         self._services = sorted(services)
         self._authorize = authorize
         self._checking: asyncio.Task[None] | None = None
@@ -300,17 +305,20 @@ def _add_files(response: Any, file: Any) -> None:
     response.file_descriptor_response.file_descriptor_proto.extend(found.values())
 
 
-class _HealthWatch(_Stream):
-    """Sends whether the server is ready, and again with each change."""
+class HealthWatch(StandardStream):
+    """Sends whether the server is ready, and again with each change.
+
+    `check` answers `Health.Check`.
+    """
 
     def __init__(
         self,
         writer: StreamWriter,
-        closed: Callable[[_Stream], None],
+        open_streams: set[StandardStream],
         check: UnaryHandler,
         context: RpcContext,
     ) -> None:
-        super().__init__(writer, closed)
+        super().__init__(writer, open_streams)
         self._check = check
         self._context = context
         self._room = asyncio.Event()
@@ -352,37 +360,3 @@ class _HealthWatch(_Stream):
         if self._task is not None:
             self._task.cancel()
         super().cancel()
-
-
-class StandardStreams:
-    """The open streams of the standard services of one server."""
-
-    def __init__(self) -> None:
-        self._open: set[_Stream] = set()
-
-    def open_reflection(
-        self,
-        writer: StreamWriter,
-        services: Iterable[str],
-        authorize: Callable[[], Awaitable[object]] | None,
-    ) -> StreamHandler:
-        """Opens a stream of a reflection service; `services`: the names that it lists.
-
-        `authorize`: raises HostError if the client may not ask; None if any client may.
-        """
-        stream = _Reflection(writer, self._open.discard, services, authorize)
-        self._open.add(stream)
-        return stream
-
-    def open_watch(
-        self, writer: StreamWriter, check: UnaryHandler, context: RpcContext
-    ) -> StreamHandler:
-        """Opens a watch; `check` answers `Health.Check`."""
-        watch = _HealthWatch(writer, self._open.discard, check, context)
-        self._open.add(watch)
-        return watch
-
-    def end(self) -> None:
-        """Ends all, as the server exits."""
-        for stream in list(self._open):
-            stream.end(unavailable("Server exiting"))

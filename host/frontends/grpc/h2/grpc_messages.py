@@ -11,7 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable
 
-from host.frontends.compression import decompress_in_steps
+from host.frontends.compression import compress_parts, decompress_in_steps
 from host.frontends.grpc.protobuf_wire import MessagePlacer
 from host.frontends.receive_memory import (
     MIN_PLACED_BYTES,
@@ -291,14 +291,9 @@ async def decompress(
 async def compress(message: bytes, encoding: str) -> tuple[bytes, bytes]:
     """Returns prefix and body of a message; compressed only if that makes it smaller."""
     if len(message) < _MIN_THREAD_BYTES:
-        body = _compress(message, encoding)
+        body = compress_parts([message], encoding)
     else:
-        body = await asyncio.to_thread(_compress, message, encoding)
+        body = await asyncio.to_thread(compress_parts, [message], encoding)
     if len(body) < len(message):
         return PREFIX.pack(1, len(body)), body
     return PREFIX.pack(0, len(message)), message
-
-
-def _compress(message: bytes, encoding: str) -> bytes:
-    engine = zlib.compressobj(wbits=ENCODINGS[encoding])
-    return engine.compress(message) + engine.flush()

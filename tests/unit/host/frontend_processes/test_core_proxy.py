@@ -17,7 +17,7 @@ from host.frontend_processes.core_link import CoreLink
 from host.frontend_processes.core_proxy import CoreProxy
 from host.frontend_processes.exchanged_memory import FrontendMemory
 from host.frontend_processes.remote_state import RemoteTrace
-from host.frontends.grpc.methods import INFERENCE_SERVICE
+from host.frontends.grpc.methods import INFERENCE_SERVICE, Metadata
 from host.frontends.grpc.service import GrpcService
 from host.inference.request import InferRequest, RequestShape, Tensor
 from stub.wire.arena import Block, create_arena_file
@@ -105,7 +105,7 @@ def test_equal_requests_over_grpc_are_sent_without_their_fields(core: CoreThread
             message = pb.ModelInferRequest(model_name="model", id=id)
             message.inputs.add(name="INPUT0", datatype="UINT8", shape=[4])
             message.raw_input_contents.append(id.encode() * 4)
-            service.start_infer(message.SerializeToString(), lambda _: None)
+            service.start_infer(message.SerializeToString(), lambda _: None, Metadata())
 
     last = run(core, test)[-1]
     assert isinstance(last, m.RepeatedInfer)

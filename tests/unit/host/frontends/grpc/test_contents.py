@@ -16,7 +16,7 @@ from host.frontends.grpc import contents as converters
 from host.frontends.grpc.contents import MIN_LARGE_INPUT_BYTES, split_contents
 from host.frontends.grpc.grpc_admin import admin_services
 from host.frontends.grpc.infer_request import parse_infer_request, to_request
-from host.frontends.grpc.methods import EmptyContext
+from host.frontends.grpc.methods import Metadata
 from host.frontends.grpc.protobuf_wire import encode_varint
 from host.frontends.grpc.service import GrpcService
 from host.inference.request import InferRequest, Tensor
@@ -174,7 +174,7 @@ def test_a_large_request_is_answered() -> None:
         answer: asyncio.Future[bytes | HostError] = asyncio.get_running_loop().create_future()
         service = GrpcService(EchoCore(), admin_services(EchoCore()))
         data = infer(int_contents=values.tolist()).SerializeToString()
-        service.start_infer(data, answer.set_result)
+        service.start_infer(data, answer.set_result, Metadata())
         assert not answer.done() and service.open_requests == 1
         result = await answer
         assert await service.drain(DEADLINE) and service.open_requests == 0
@@ -193,7 +193,9 @@ def test_an_error_of_a_large_request_is_answered(model: str, text: str) -> None:
     async def run() -> bytes | HostError:
         answer: asyncio.Future[bytes | HostError] = asyncio.get_running_loop().create_future()
         data = infer(model, int_contents=[1] * COUNT).SerializeToString()
-        GrpcService(EchoCore(), admin_services(EchoCore())).start_infer(data, answer.set_result)
+        GrpcService(EchoCore(), admin_services(EchoCore())).start_infer(
+            data, answer.set_result, Metadata()
+        )
         return await answer
 
     error = asyncio.run(run())
@@ -204,7 +206,9 @@ def test_cancelling_a_large_request_cancels_its_call() -> None:
     async def run() -> bool:
         core = EchoCore()
         data = infer("hold", int_contents=[1] * COUNT).SerializeToString()
-        running = GrpcService(core, admin_services(core)).start_infer(data, lambda answer: None)
+        running = GrpcService(core, admin_services(core)).start_infer(
+            data, lambda answer: None, Metadata()
+        )
         call = await asyncio.to_thread(core.held.get, True, DEADLINE)
         running.cancel()
         await asyncio.to_thread(core.cancelled.get, True, DEADLINE)
@@ -223,7 +227,7 @@ class Client:
         self.error: Exception | None = None
         self.reads = asyncio.Event()
         self.stream = GrpcService(self.core, admin_services(self.core))._open_stream(
-            self, EmptyContext()
+            self, Metadata()
         )
 
     def write_message(self, message: bytes, more: bool) -> bool:

@@ -16,7 +16,7 @@ from host.frontends.grpc import infer_stream as grpc_stream
 from host.frontends.grpc.contents import MIN_LARGE_INPUT_BYTES
 from host.frontends.grpc.grpc_admin import admin_services
 from host.frontends.grpc.grpc_application import GrpcApplication
-from host.frontends.grpc.methods import EmptyContext
+from host.frontends.grpc.methods import Metadata
 from host.frontends.grpc.service import GrpcService
 from host.inference.call import Call
 from host.inference.request import InferResponse
@@ -40,7 +40,8 @@ class Conversation:
     def __init__(self, close_on_error: bool = False, room: int = 1 << 30) -> None:
         self.core = EchoCore()
         self.service = GrpcService(self.core, admin_services(self.core))
-        self.stream = self.service._open_stream(self, Metadata(close_on_error))
+        fields = [("triton_grpc_error", "true")] if close_on_error else []
+        self.stream = self.service._open_stream(self, Metadata(fields))
         self.got: list[Any] = []
         self._ended = False
         self.error: Exception | None = None
@@ -103,16 +104,6 @@ class Conversation:
     def _read(self) -> None:
         while self._unread and self._reads:
             self._reads = self.stream.message_received(self._unread.popleft())
-
-
-class Metadata(EmptyContext):
-    """The context of a stream, with metadata."""
-
-    def __init__(self, close_on_error: bool) -> None:
-        self._close_on_error = close_on_error
-
-    def metadata(self, key: str) -> str | None:
-        return "true" if self._close_on_error and key == "triton_grpc_error" else None
 
 
 def ids(messages: list[Any]) -> list[str]:

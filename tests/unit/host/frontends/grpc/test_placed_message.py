@@ -17,6 +17,7 @@ from host.errors import HostError
 from host.frontends.grpc.grpc_admin import admin_services
 from host.frontends.grpc.h2.grpc_messages import PREFIX, MessageReader
 from host.frontends.grpc.infer_request import parse_infer_request, to_request
+from host.frontends.grpc.methods import Metadata
 from host.frontends.grpc.protobuf_wire import MAX_FIELDS, PlacedMessage
 from host.frontends.grpc.request_cache import RequestCache, is_repeatable
 from host.frontends.grpc.service import GrpcService
@@ -229,7 +230,7 @@ def test_tensors_of_repeated_requests_are_released_by_their_last_user(
         core = EchoCore()
         service = GrpcService(core, admin_services(core))
         for _ in range(4):  # the request cache knows the last ones
-            service.start_infer(receive(data, arena, 16384), lambda answer: None)
+            service.start_infer(receive(data, arena, 16384), lambda answer: None, Metadata())
             call = core.held.get_nowait()
             assert arena.free_bytes() < LIMIT
             call.request.inputs = []

@@ -12,9 +12,9 @@ from host.errors import ErrorCode, HostError, internal
 from host.frontends.error_status import GRPC_STATUS
 from host.frontends.grpc.grpc_admin import admin_services
 from host.frontends.grpc.methods import (
-    EMPTY_CONTEXT,
     HEALTH_SERVICE,
     INFERENCE_SERVICE,
+    Metadata,
     StreamMethod,
     UnaryMethod,
 )
@@ -42,7 +42,7 @@ def send_request(
     data = request if isinstance(request, bytes) else request.SerializeToString()
 
     async def run() -> bytes:
-        return await found.handler(data, EMPTY_CONTEXT)
+        return await found.handler(data, Metadata())
 
     return asyncio.run(run())
 
@@ -115,7 +115,7 @@ def test_more_than_one_response_is_an_error_and_cancels_the_rest(core: EchoCore)
     async def run() -> None:
         answers: list[bytes | HostError] = []
         call = GrpcService(core, admin_services(core)).start_infer(
-            infer("hold").SerializeToString(), answers.append
+            infer("hold").SerializeToString(), answers.append, Metadata()
         )
         assert isinstance(call, Call)
         call.respond(echo(call.request), final=False)
@@ -136,7 +136,7 @@ def test_a_cancelled_handler_cancels_its_call(core: EchoCore) -> None:
         ]
         assert isinstance(method, UnaryMethod)
         data = infer("hold", id="7").SerializeToString()
-        task = asyncio.ensure_future(method.handler(data, EMPTY_CONTEXT))
+        task = asyncio.ensure_future(method.handler(data, Metadata()))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
@@ -282,11 +282,11 @@ def test_draining_refuses_new_requests_and_waits_for_open_ones(core: EchoCore) -
         service = GrpcService(core, admin_services(core))
         answers: list[bytes | HostError] = []
         data = infer("hold").SerializeToString()
-        call = service.start_infer(data, answers.append)
+        call = service.start_infer(data, answers.append, Metadata())
         assert isinstance(call, Call)
         assert not await service.drain(0)
         with pytest.raises(HostError) as caught:
-            service.start_infer(data, answers.append)
+            service.start_infer(data, answers.append, Metadata())
         assert (caught.value.code, caught.value.message) == (ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
         draining = asyncio.ensure_future(service.drain(5))
         await asyncio.sleep(0)
@@ -296,7 +296,7 @@ def test_draining_refuses_new_requests_and_waits_for_open_ones(core: EchoCore) -
             for method in services[name]:
                 if isinstance(method, StreamMethod):  # else it would stay open after the drain
                     with pytest.raises(HostError, match=SHUTTING_DOWN):
-                        method.open_stream(UNUSED, EMPTY_CONTEXT)
+                        method.open_stream(UNUSED, Metadata())
         call.fail(internal("over"))
         assert await draining
         assert len(answers) == 1
