@@ -21,7 +21,6 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.frontends.grpc.infer_request import parse_infer_request, to_request
 from host.frontends.grpc.infer_response import encode_infer_response
-from host.frontends.grpc.request_cache import RequestCache
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
@@ -52,13 +51,6 @@ def _message(data: bytes) -> bytes:
 def _decode() -> Operation:
     data = _message(_SMALL)
     return lambda: to_request(parse_infer_request(data), _NO_REGIONS)
-
-
-def _recognise() -> Operation:
-    data, request_cache = _message(_SMALL), RequestCache()
-    message = parse_infer_request(data)
-    request_cache.remember(data, message, to_request(message, _NO_REGIONS))
-    return lambda: request_cache.lookup(data)
 
 
 def _encode() -> Operation:
@@ -145,7 +137,6 @@ def _dynamic() -> Operation:
 
 OPERATIONS: dict[str, Callable[[], Operation]] = {
     "messages of gRPC: read a request": _decode,
-    "messages of gRPC: recognise a request": _recognise,
     "messages of gRPC: encode a response": _encode,
     "messages of stubs: encode and decode a batch": _frame,
     "ring: put and take a frame": _ring,

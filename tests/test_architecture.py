@@ -221,7 +221,7 @@ def test_the_side_of_bound_functions_is_not_a_host() -> None:
         "host.frontends.inference_core",
         *(
             f"host.frontends.grpc.{name}"
-            for name in ("infer_request", "infer_stream", "request_cache", "service")
+            for name in ("cached_responses", "infer_request", "infer_stream", "service")
         ),
         *(f"host.frontends.http.{name}" for name in ("infer_endpoint", "generate")),
         "host.frontends.http.inference_app",

@@ -7,11 +7,11 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
 from host.frontends.grpc.infer_request import (
+    Shapes,
     parse_infer_request,
     read_usual_request,
     to_request,
 )
-from host.frontends.grpc.request_cache import Shapes
 from host.instances.regions import Regions
 from stub.wire.arena import Block
 

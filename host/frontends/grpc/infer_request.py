@@ -47,7 +47,6 @@ from host.lane import message_reader
 from host.models.registry import parse_version
 from stub.wire.arena import Block
 
-SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 
 _SHARED_MEMORY_OFFSET = "shared_memory_offset"
@@ -171,6 +170,7 @@ def output_options(name: str, parameters: Mapping[str, Any]) -> tuple[RegionPart
 
 
 _MAX_DESCRIBED = 256  # models and versions
+_MAX_SHAPES = 1024
 _REQUEST_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
 MIN_VIEW_BYTES = 8192  # bytes of a message; below that, a copied slice is cheaper than a memoryview
 
@@ -182,7 +182,7 @@ def _tag(name: str) -> int:
 _MODEL_NAME_TAG = _tag("model_name")
 MODEL_VERSION_TAG = _tag("model_version")
 ID_TAG = _tag("id")
-PARAMETERS_TAG = _tag("parameters")
+_PARAMETERS_TAG = _tag("parameters")
 _INPUTS_TAG = _tag("inputs")
 _OUTPUTS_TAG = _tag("outputs")
 
@@ -216,10 +216,20 @@ class InferMessage:
         return [head[3] for head in self.inputs if isinstance(head[3], LargeInput)]
 
 
-read_usual_request: Callable[[bytes, dict[bytes, RequestShape]], InferRequest | None] | None = None
+class Shapes(dict[bytes, RequestShape]):
+    """The shapes of recent requests, by their fields but id, parameters and contents."""
+
+    def __missing__(self, fields: bytes) -> RequestShape:
+        if len(self) >= _MAX_SHAPES:
+            del self[next(iter(self))]
+        shape = self[fields] = RequestShape()
+        return shape
+
+
+read_usual_request: Callable[[bytes, Shapes], InferRequest | None] | None = None
 """Parses and interprets a usual ModelInferRequest in compiled code, if that is there.
 
-Returns None for others. The dictionary gives the shapes of requests, by their fields with these.
+Returns None for others.
 """
 if message_reader is not None:
     read_usual_request = message_reader(InferRequest, Tensor, MIN_VIEW_BYTES).parse_request
@@ -302,7 +312,7 @@ def _parse_fields(data: bytes, blocks: dict[int, Block]) -> InferMessage:
             version = data[start:position].decode()
         elif tag == ID_TAG:
             request_id = data[start:position].decode()
-        elif tag == PARAMETERS_TAG:
+        elif tag == _PARAMETERS_TAG:
             entry = pb.ModelInferRequest.ParametersEntry.FromString(data[start:position])
             if len(UnknownFieldSet(entry)):  # then protobuf drops the entry
                 raise LookupError(tag)

@@ -8,11 +8,14 @@ from functools import partial
 
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
+from host.frontends.grpc.cached_responses import MAX_REPEATABLE_BYTES, CachedResponses
 from host.frontends.grpc.contents import MIN_LARGE_INPUT_BYTES, LargeInput, decode_inputs
 from host.frontends.grpc.infer_request import (
     InferMessage,
+    Shapes,
     describe_usual_request,
     parse_infer_request,
+    read_usual_request,
     to_request,
 )
 from host.frontends.grpc.infer_response import encode_infer_response
@@ -32,7 +35,6 @@ from host.frontends.grpc.methods import (
     restrict_method,
     to_host_error,
 )
-from host.frontends.grpc.request_cache import MAX_REPEATABLE_BYTES, CachedResponses, RequestCache
 from host.frontends.grpc.standard_services import (
     REFLECTION_SERVICES,
     HealthWatch,
@@ -83,7 +85,7 @@ class GrpcService:
         self._forwards_headers = bool(forwarding)
         self._api_keys = api_keys
         self._reads_metadata = bool(forwarding) or api_keys is not None
-        self._request_cache = RequestCache()
+        self._shapes = Shapes()
         self._cached_responses = CachedResponses(core)
         self._inference_restricted = "inference" in restrictions or api_keys is not None
         self._open_requests = OpenRequests()
@@ -134,10 +136,10 @@ class GrpcService:
             if answer is not None:
                 done(answer)
                 return _ANSWERED
-        known = self._request_cache.lookup(data)
-        if known is not None:
-            request = known[0]
-        else:
+        request = None
+        if read_usual_request is not None and type(data) is bytes:
+            request = read_usual_request(data, self._shapes)
+        if request is None:
             message = parse_infer_request(data, self._core.tensor_counts)
             if len(data) >= MIN_LARGE_INPUT_BYTES and (large := message.large_inputs):
                 self._open_requests.count += 1
@@ -147,13 +149,10 @@ class GrpcService:
                 task.add_done_callback(lambda _: self._open_requests.request_finished())
                 return task
             request = self._build_request(message)
-            self._request_cache.remember(data, message, request)
         if reserved is not None:
             request.reserved_memory = reserved
         try:
-            repeats = (
-                known is not None and type(data) is bytes and len(data) <= MAX_REPEATABLE_BYTES
-            )
+            repeats = type(data) is bytes and len(data) <= MAX_REPEATABLE_BYTES
             kept = data if repeats else b""
             return self._start_request(request, done, context, data=kept)
         except NotServedError:
@@ -181,7 +180,7 @@ class GrpcService:
         admitted: bool = False,
         data: bytes = b"",
     ) -> Call:
-        """`data`: the message of the request if it is short and was recognised."""
+        """`data`: the message of the request if it is short."""
         if (
             self._reads_metadata
             or self._open_requests.draining
@@ -294,12 +293,11 @@ class GrpcService:
         """
         message, request_id = _UNREAD, ""
         try:
-            known = self._request_cache.lookup(data)
-            if known is not None:
-                request = known[0]
-                message = known[1] or describe_usual_request(
-                    request.model_name, request.model_version
-                )
+            request = None
+            if read_usual_request is not None and type(data) is bytes:
+                request = read_usual_request(data, self._shapes)
+            if request is not None:
+                message = describe_usual_request(request.model_name, request.model_version)
                 request_id = request.id
             else:
                 message = parse_infer_request(data, self._core.tensor_counts)
@@ -307,7 +305,6 @@ class GrpcService:
                 if len(data) >= MIN_LARGE_INPUT_BYTES and message.large_inputs:
                     return message, request_id, None
                 request = self._build_request(message)
-                self._request_cache.remember(data, message, request)
             request.reserved_memory = reserved
             try:
                 return message, request_id, self._submit_request(request, context, False)

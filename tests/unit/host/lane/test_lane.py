@@ -19,6 +19,7 @@ from host.frontends.grpc.h2.headers import check_request
 from host.frontends.grpc.h2.hpack import HpackDecoder
 from host.frontends.grpc.infer_request import (
     MIN_VIEW_BYTES,
+    Shapes,
     describe_usual_request,
     parse_infer_request,
     read_usual_request,
@@ -26,7 +27,6 @@ from host.frontends.grpc.infer_request import (
 )
 from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.methods import GrpcOptions, RpcContext, UnaryMethod
-from host.frontends.grpc.request_cache import Shapes
 from host.inference.request import InferRequest, InferResponse, RequestShape, Tensor
 from host.instances.regions import Regions
 from host.lane import encode_response, message_reader, state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,17 +12,50 @@ from tritonclient.grpc import service_pb2 as pb
 from host.cache.local import LocalStore
 from host.cache.responses import CacheHit, ResponseCache
 from host.errors import HostError
+from host.frontends.grpc.cached_responses import CachedResponses
 from host.frontends.grpc.infer_request import parse_infer_request, to_request
 from host.frontends.grpc.infer_response import encode_infer_response
-from host.frontends.grpc.request_cache import CachedResponses, RequestCache
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
 from host.metrics.statistics import InferenceCounters
 from tests.unit.host.frontends.grpc.echo_core import EchoCore
-from tests.unit.host.frontends.grpc.test_request_cache import again, requests
 
 KEY = b"key"
+NAMES = st.text(max_size=5) | st.sampled_from(["x" * 127, "x" * 128])
+SHAPES = st.lists(st.integers(-1, 300), max_size=3)
+SIZES = st.sampled_from([0, 1, 64, 127, 128, 300, 20_000])
 IDS = st.sampled_from(["", "a", "ä" * 60, "x" * 127, "x" * 128])
+
+
+@st.composite
+def requests(draw: Any) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(
+        model_name=draw(NAMES), model_version=draw(st.sampled_from(["", "1", "7"])), id=draw(NAMES)
+    )
+    for index in range(draw(st.integers(0, 3))):
+        message.inputs.add(name=f"i{index}", datatype="FP32", shape=draw(SHAPES))
+        message.raw_input_contents.append(bytes(draw(SIZES)))
+    for index in range(draw(st.integers(0, 2))):
+        message.outputs.add(name=f"o{index}")
+    for name in draw(st.sets(st.sampled_from(["p", "q", "timeout", "priority", "sequence_id"]))):
+        message.parameters[name].int64_param = draw(st.integers(0, 300))
+    if draw(st.booleans()):
+        message.parameters["sequence_id"].string_param = draw(NAMES)
+    for name in draw(st.sets(st.sampled_from(["sequence_start", "sequence_end"]))):
+        message.parameters[name].bool_param = draw(st.booleans())
+    if draw(st.booleans()):
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+    return message
+
+
+def again(message: pb.ModelInferRequest, request_id: str, sizes: list[int]) -> bytes:
+    """The same request with another id and other tensors."""
+    other = pb.ModelInferRequest()
+    other.CopyFrom(message)
+    other.id = request_id
+    for index, size in enumerate(sizes[: len(other.raw_input_contents)]):
+        other.raw_input_contents[index] = b"\x1a" * size
+    return bytes(other.SerializeToString())
 
 
 class CachingCore(EchoCore):
@@ -50,15 +85,9 @@ class CachingCore(EchoCore):
 
 
 def remember(core: CachingCore, cached: CachedResponses, data: bytes) -> None:
-    """As the service does: only requests that match a template are remembered."""
-    templates = RequestCache()
-    for _ in range(2):
-        message = parse_infer_request(data)
-        templates.remember(data, message, to_request(message, Regions(None)))
-    known = templates.lookup(data)
-    if known is not None:
-        response = core.response(known[0])
-        cached.remember(data, known[0], response, encode_infer_response(response))
+    request = to_request(parse_infer_request(data), Regions(None))
+    response = core.response(request)
+    cached.remember(data, request, response, encode_infer_response(response))
 
 
 def simple(request_id: str = "", value: bytes = b"1234") -> bytes:

@@ -14,12 +14,12 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
+from host.frontends.grpc.cached_responses import is_repeatable
 from host.frontends.grpc.grpc_admin import admin_services
 from host.frontends.grpc.h2.grpc_messages import PREFIX, MessageReader
 from host.frontends.grpc.infer_request import parse_infer_request, to_request
 from host.frontends.grpc.methods import Metadata
 from host.frontends.grpc.protobuf_wire import MAX_FIELDS, PlacedMessage
-from host.frontends.grpc.request_cache import RequestCache, is_repeatable
 from host.frontends.grpc.service import GrpcService
 from host.frontends.receive_memory import MIN_PLACED_BYTES, ReceiveBudget
 from host.inference.request import InferRequest
@@ -189,29 +189,6 @@ def test_a_compressed_message_is_kept(arena: Arena) -> None:
     assert type(receive(data, arena, 1000, flag=1)) is bytes
 
 
-@pytest.mark.parametrize("sizes", [(LARGE,), (LARGE, 8)])
-def test_repeated_requests_are_recognised(arena: Arena, sizes: tuple[int, ...]) -> None:
-    cache = RequestCache()
-    for name in ("one", "two", "three"):
-        data = request(*sizes, request_id=name).SerializeToString()
-        placed = receive(data, arena, 16384)
-        known = cache.lookup(placed)
-        parsed = parse_infer_request(placed)
-        found = to_request(parsed, Regions(None))
-        if known is None:
-            cache.remember(placed, parsed, found)
-            assert name != "three"
-            continue
-        assert name == "three"
-        assert (known[0].shape is not None) == (len(sizes) == 1)
-        known[0].shape = None
-        assert isinstance(known[0].inputs[0].owner, Block)
-        assert_equal(known[0], found)
-    assert cache.lookup(receive(request(LARGE + 1).SerializeToString(), arena, 16384)) is None
-    received_whole = cache.lookup(request(*sizes, request_id="four").SerializeToString())
-    assert received_whole is not None and received_whole[0].inputs[0].owner is None
-
-
 def test_a_request_is_not_known_by_its_bytes_alone(arena: Arena) -> None:
     message = receive(request(LARGE).SerializeToString(), arena, 16384)
     assert len(message) < 100 and not is_repeatable(message)
@@ -229,7 +206,7 @@ def test_tensors_of_repeated_requests_are_released_by_their_last_user(
     async def run() -> None:
         core = EchoCore()
         service = GrpcService(core, admin_services(core))
-        for _ in range(4):  # the request cache knows the last ones
+        for _ in range(2):
             service.start_infer(receive(data, arena, 16384), lambda answer: None, Metadata())
             call = core.held.get_nowait()
             assert arena.free_bytes() < LIMIT
