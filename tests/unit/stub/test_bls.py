@@ -477,7 +477,7 @@ def test_a_stub_in_which_a_batch_waits_is_not_idle(
         idle.append(worker.is_idle())
         return [response(7)]
 
-    def watch(wait_ms: int | None) -> bool:
+    def watch(wait_ms: int | None) -> Any:
         worker = host.worker()
         if wait_ms is None and worker is not None and worker._deferred_work:
             sleeps.set()
