@@ -262,6 +262,18 @@ def test_a_library_has_one_place() -> None:
     assert users == ONE_PLACE
 
 
+def test_pipes_have_no_transports() -> None:
+    """uvloop closes their descriptors twice: in between, a thread may open another one."""
+    called = {
+        (name, node.attr)
+        for name in MODULES
+        for node in ast.walk(parse(name))
+        if isinstance(node, ast.Attribute)
+    }
+    transports = {"connect_read_pipe", "connect_write_pipe"}
+    assert [(name, what) for name, what in sorted(called) if what in transports] == []
+
+
 def test_python_3_8_can_read_what_stubs_import() -> None:
     for name, path in MODULES.items():
         if not name.startswith("host"):

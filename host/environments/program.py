@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from host.system.output_reader import OutputReader
+
 _MAX_LINES = 20
 _MAX_LINE_LENGTH = 4096  # characters per line in an error message
 
@@ -64,18 +66,20 @@ async def run_program(
     name = name or str(command[0])
     output: deque[str] = deque(maxlen=_MAX_LINES)
 
-    def keep(line: str) -> None:
+    def keep(line: str, error: bool) -> None:
         output.append(line[:_MAX_LINE_LENGTH])
         on_line(line)
 
     try:
-        process = _start(command, variables, cwd, inherited_fds)
+        process, pipe = _start(command, variables, cwd, inherited_fds)
     except OSError as error:
         raise ProgramError(f"'{name}' cannot be run: {error.strerror}") from error
+    reader = OutputReader(pipe, False, keep)
     in_time = False
     try:
-        in_time = await _wait_for_exit(process, keep, timeout_s)
+        in_time = await _wait_for_exit(process, reader, timeout_s)
     finally:
+        reader.close()  # a process that has left the group may still hold the other end
         if not in_time:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -93,32 +97,39 @@ def _start(
     variables: Mapping[str, str] | None,
     cwd: Path | None,
     inherited_fds: Sequence[int],
-) -> subprocess.Popen[bytes]:
-    """Starts a program in a new session.
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Starts a program in a new session; returns it with the pipe of its output. Raises OSError.
 
     This does not use the event loop's way to start processes: uvloop forks, and gRPC's fork
     handlers can crash the child.
     """
-    return subprocess.Popen(
-        [*map(str, command)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=variables,
-        cwd=cwd,
-        pass_fds=inherited_fds,
-        start_new_session=True,  # a process group, which can be killed together
-    )
+    pipe, output = os.pipe2(os.O_CLOEXEC)
+    try:
+        process = subprocess.Popen(
+            [*map(str, command)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            cwd=cwd,
+            pass_fds=inherited_fds,
+            start_new_session=True,  # a process group, which can be killed together
+        )
+    except BaseException:
+        os.close(pipe)
+        raise
+    finally:
+        os.close(output)
+    return process, pipe
 
 
 async def _wait_for_exit(
-    process: subprocess.Popen[bytes], on_line: Callable[[str], None], seconds: float
+    process: subprocess.Popen[bytes], reader: OutputReader, seconds: float
 ) -> bool:
     """Waits until the program has ended and its output is closed; False after `seconds`."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     pidfd = os.pidfd_open(process.pid)
-    transport, reader = await loop.connect_read_pipe(lambda: _OutputReader(on_line), process.stdout)
 
     def end() -> None:
         loop.remove_reader(pidfd)
@@ -131,28 +142,6 @@ async def _wait_for_exit(
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
-        transport.close()  # a process that has left the group may still hold the other end
-
-
-class _OutputReader(asyncio.Protocol):
-    """Splits output into lines. `closed` is done when no process can write any more."""
-
-    def __init__(self, on_line: Callable[[str], None]) -> None:
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._on_line = on_line
-        self._partial_line = b""
-
-    def data_received(self, data: bytes) -> None:
-        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
-        if len(self._partial_line) > _MAX_LINE_LENGTH:
-            lines, self._partial_line = [*lines, self._partial_line], b""
-        for line in lines:
-            self._on_line(line.decode(errors="replace"))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._partial_line:
-            self._on_line(self._partial_line.decode(errors="replace"))
-        self.closed.set_result(None)
 
 
 def command_dying_with_host(

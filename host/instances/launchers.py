@@ -18,14 +18,8 @@ from typing import Any
 from host.environments.environment import Environment
 from host.errors import internal
 from host.instances.fork_client import ForkClient
-from host.instances.stub_process import (
-    OutputHandler,
-    OutputReader,
-    StubLaunch,
-    StubProcess,
-    describe_exit,
-    stub_command,
-)
+from host.instances.stub_process import StubLaunch, StubProcess, describe_exit, stub_command
+from host.system.output_reader import OutputHandler, OutputReader
 from stub.wire.spawn import SpawnArguments
 
 _SILENCE_TIMEOUT = 5.0  # seconds in which a fork server has to answer

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.instances.stub_process import OutputReader, StubLaunch, StubProcess, describe_exit
+from host.instances.stub_process import StubLaunch, StubProcess, describe_exit
+from host.system.output_reader import OutputReader
 from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE
 
