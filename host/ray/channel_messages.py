@@ -77,6 +77,13 @@ class Refusal:
         return HostError(ErrorCode(self.code), self.message)
 
 
+def checked(answer: _Result | Refusal) -> _Result:
+    """The answer of another deployment. Raises HostError if that is a Refusal."""
+    if isinstance(answer, Refusal):
+        raise answer.to_error()
+    return answer
+
+
 @dataclass(frozen=True)
 class RequestHead:
     """A request without the contents of its tensors; `headers`: the W3C trace context."""

@@ -249,6 +249,13 @@ class ChannelServer:
         except Exception as error:  # the top of a call: a defect is logged and answered
             raise _log_defect(name, error) from error
 
+    async def answer_ray(self, name: str, arguments: Sequence[object]) -> Any:
+        """The result of a method, or a Refusal: Ray would wrap a HostError."""
+        try:
+            return await self.call_own(name, arguments)
+        except HostError as error:
+            return Refusal.from_error(error)
+
     async def answer_call(self, number: int, contents: bytes) -> bytes:
         """The frame with the result of a call, or its error."""
         name = ""

@@ -25,6 +25,7 @@ from host.ray.channel_messages import (
     PackedVersion,
     Refusal,
     ReplicaMethod,
+    checked,
     pack_request,
     unpack_response,
     unpack_version,
@@ -38,22 +39,17 @@ from pb_utils import _model_texts as texts
 _log = logging.getLogger("pbhost")
 
 
-DESCRIBE_MODEL = ReplicaMethod[list[PackedVersion] | Refusal](
-    "describe_model", tuple[()], list[PackedVersion] | Refusal
+DESCRIBE_MODEL = ReplicaMethod[list[PackedVersion]](
+    "describe_model", tuple[()], list[PackedVersion]
 )
-INDEX_ENTRIES = ReplicaMethod[list[IndexEntry] | Refusal](
-    "index_entries", tuple[bool], list[IndexEntry] | Refusal
-)
-IS_READY = ReplicaMethod[bool | Refusal]("is_ready", tuple[()], bool | Refusal)
-LOAD_FOR_CLIENT = ReplicaMethod[Refusal | None](
-    "load_for_client", tuple[dict[str, Any]], Refusal | None
-)
-MODEL_STATISTICS = ReplicaMethod[list[ModelStatistics] | Refusal](
-    "model_statistics", tuple[str], list[ModelStatistics] | Refusal
+INDEX_ENTRIES = ReplicaMethod[list[IndexEntry]]("index_entries", tuple[bool], list[IndexEntry])
+IS_READY = ReplicaMethod[bool]("is_ready", tuple[()], bool)
+LOAD_FOR_CLIENT = ReplicaMethod[None]("load_for_client", tuple[dict[str, Any]], None)
+MODEL_STATISTICS = ReplicaMethod[list[ModelStatistics]](
+    "model_statistics", tuple[str], list[ModelStatistics]
 )
 REFRESH_MODEL = ReplicaMethod[None]("refresh_model", tuple[str], None)
-UNLOAD_FOR_CLIENT = ReplicaMethod[Refusal | None]("unload_for_client", tuple[bool], Refusal | None)
-
+UNLOAD_FOR_CLIENT = ReplicaMethod[None]("unload_for_client", tuple[bool], None)
 
 _QUESTION_SECONDS = 10.0
 LOAD_SECONDS = 600.0
@@ -283,23 +279,20 @@ class Connection:
     ) -> Any:
         """The answer of one replica. Raises HostError."""
         try:
-            answer = await self._replicas(name).call_one(method, *arguments, timeout=timeout)
+            return await self._replicas(name).call_one(method, *arguments, timeout=timeout)
         except (TimeoutError, asyncio.TimeoutError):
             raise unavailable(
                 f"the deployment of model '{name}' did not answer within {timeout:g} s"
             ) from None
         except (RayError, RayServeException) as error:
             raise _lost(name, error) from error
-        if isinstance(answer, Refusal):
-            raise answer.to_error()
-        return answer
 
     async def _ask_all(
         self, name: str, method: ReplicaMethod[Any], *arguments: object
     ) -> list[Any]:
         """The answers of all replicas. Raises HostError."""
         try:
-            answers = await self._replicas(name).call_all(
+            return await self._replicas(name).call_all(
                 method, *arguments, timeout=_QUESTION_SECONDS
             )
         except TimeoutError:
@@ -307,10 +300,6 @@ class Connection:
             raise _Busy(ErrorCode.UNAVAILABLE, text) from None
         except (RayError, RayServeException) as error:
             raise _lost(name, error) from error
-        for answer in answers:
-            if isinstance(answer, Refusal):
-                raise answer.to_error()
-        return answers
 
 
 async def _ask_directly(
@@ -321,9 +310,7 @@ async def _ask_directly(
     try:
         async with aclosing(channel.infer(head, buffers)) as answers:
             async for answer in answers:
-                if isinstance(answer, Refusal):
-                    raise answer.to_error()
-                response, final, tensors = answer
+                response, final, tensors = checked(answer)
                 yield unpack_response((response, final, *tensors))
     except ChannelLostError:
         raise _replica_died(request.model_name) from None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import ray
 from ray import serve
@@ -41,24 +40,6 @@ from host.ray.model_connection import (
 from host.ray.model_deployments import keep_one_gpu
 from host.ray.replica import INFER_PATH, ServerReplica
 from host.server.server import Server
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
-
-def _refusing(
-    method: Callable[_Arguments, Awaitable[_Result]],
-) -> Callable[_Arguments, Awaitable[_Result | Refusal]]:
-    """A method whose HostError is its result, as Ray would wrap it."""
-
-    @wraps(method)
-    async def answer(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result | Refusal:
-        try:
-            return await method(*arguments, **named)
-        except HostError as error:
-            return Refusal.from_error(error)
-
-    return answer
 
 
 class ConnectedReplica(ServerReplica):
@@ -119,7 +100,7 @@ class ConnectedReplica(ServerReplica):
 class ModelReplica(ConnectedReplica):
     """A server with one model, or one ensemble whose steps are in other deployments.
 
-    Other deployments call its methods; a `Refusal` is an error.
+    Other deployments call its methods.
     """
 
     reached_by_clients = False
@@ -155,12 +136,16 @@ class ModelReplica(ConnectedReplica):
         for name in models:
             await self.refresh_model(name)
 
-    @_refusing
-    async def answer_request(self, head: RequestHead, *buffers: Any) -> list[PackedResponse]:
-        """All responses to a request."""
+    async def answer_request(
+        self, head: RequestHead, *buffers: Any
+    ) -> list[PackedResponse] | Refusal:
+        """All responses to a request; a Refusal is an error, as Ray would wrap it."""
         request = unpack_request(head, buffers)
-        async with aclosing(self._server.own_models.infer(request, head.headers)) as responses:
-            return [pack_response(response, final) async for response, final in responses]
+        try:
+            async with aclosing(self._server.own_models.infer(request, head.headers)) as responses:
+                return [pack_response(response, final) async for response, final in responses]
+        except HostError as error:
+            return Refusal.from_error(error)
 
     async def stream_responses(
         self, head: RequestHead, *buffers: Any
@@ -174,33 +159,27 @@ class ModelReplica(ConnectedReplica):
         except HostError as error:
             yield Refusal.from_error(error)
 
-    @_refusing
     async def describe_model(self) -> list[PackedVersion]:
         """The loaded versions of the model."""
         return list(map(pack_version, await self._server.own_models.describe(self._model)))
 
-    @_refusing
     async def model_statistics(self, version: str) -> list[ModelStatistics]:
         """The statistics of the model in this replica."""
         return await self._server.own_models.statistics(self._model, version)
 
-    @_refusing
     async def index_entries(self, ready: bool) -> Sequence[IndexEntry]:
         """The versions of the model."""
         entries = await self._server.own_models.index(ready)
         return [entry for entry in entries if entry.name == self._model]
 
-    @_refusing
     async def is_ready(self) -> bool:
         """Whether the model is ready, or unloaded on purpose."""
         return await self._server.own_models.ready()
 
-    @_refusing
     async def load_for_client(self, parameters: LoadParameters) -> None:
         """Loads the model in all replicas of the deployment."""
         await self._server.core.control.load_model(self._model, parameters)
 
-    @_refusing
     async def unload_for_client(self, unload_dependents: bool) -> None:
         """Unloads the model in all replicas of the deployment."""
         await self._server.core.control.unload_model(self._model, unload_dependents)

@@ -465,6 +465,10 @@ class ServerReplica(RpcMethods):
         direct = self.rpcs.open_requests if self._has_port else 0
         return direct + self._channel_server.ongoing
 
+    async def call_method(self, name: str, arguments: Sequence[object]) -> Any:
+        """The result of one of `methods_for_replicas`, or a Refusal, through Ray Serve."""
+        return await self._channel_server.answer_ray(name, arguments)
+
     async def exchange_address(self, other: ChannelAddress | None) -> ChannelAddress | None:
         """Where this replica takes calls of others; None if it does not.
 

@@ -22,7 +22,7 @@ from ray.serve.handle import DeploymentHandle
 
 from host.errors import unavailable
 from host.ray.channel_client import Channel, ChannelLostError, NotTakenError
-from host.ray.channel_messages import ReplicaMethod
+from host.ray.channel_messages import ReplicaMethod, checked
 from host.ray.channel_server import ChannelAddress, ChannelServer
 
 _STATUS_SECONDS = 5.0
@@ -186,8 +186,8 @@ class ReplicaChannels:
 
         Returns the results of those that live; an empty list while Ray knows of none. Raises
         TimeoutError after `timeout` seconds, or if a replica has no free slot to say its address,
-        and no call has told it before. Raises HostError UNAVAILABLE for a replica that cannot be
-        reached or whose method fails, and what Ray raises.
+        and no call has told it before. Raises the HostError of a method, HostError UNAVAILABLE for
+        a replica that cannot be reached or whose method fails, and what Ray raises.
         """
         expected = 0
         try:
@@ -198,7 +198,9 @@ class ReplicaChannels:
             found = self._known  # some replica has no free slot to say its address
             expected = await count_replicas(self._get_handle()) + (not self.counted)
         if None in found:
-            return await broadcast(self._get_handle(), method.name, *arguments, timeout=timeout)
+            call = ("call_method", method.name, arguments)
+            answers = await broadcast(self._get_handle(), *call, timeout=timeout)
+            return list(map(checked, answers))
         calls = [self._call(address, method, arguments) for address in found if address]
         try:
             parts = await asyncio.wait_for(asyncio.gather(*calls), timeout)
@@ -222,8 +224,8 @@ class ReplicaChannels:
                 raise unavailable("the replica that answered has died") from None
             except asyncio.TimeoutError:
                 raise TimeoutError(f"'{method.name}' was not answered in {timeout:g} s") from None
-        response = getattr(self._get_handle(), method.name).remote(*arguments)
-        result: _Result = await asyncio.wait_for(response, timeout)
+        response = self._get_handle().call_method.remote(method.name, arguments)
+        result: _Result = checked(await asyncio.wait_for(response, timeout))
         return result
 
     async def _ask_addresses(self, timeout: float) -> set[ChannelAddress | None]:

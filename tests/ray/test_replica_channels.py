@@ -50,6 +50,36 @@ class Handle:
         return self.addresses
 
 
+class PortlessHandle(Handle):
+    """Ray's handle of a deployment whose only replica has no port."""
+
+    def __init__(self, server: ChannelServer) -> None:
+        super().__init__([None])
+        self._server = server
+        self.call_method = self
+
+    def broadcast(self, method: str, *arguments: Any) -> Handle:
+        self.asked += 1
+        if method == "exchange_address":
+            return self
+        assert method == "call_method"
+        return RayAnswer(self.remote(*arguments))
+
+    async def remote(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        return await self._server.answer_ray(name, arguments)
+
+
+class RayAnswer(Handle):
+    """What a broadcast of Ray returns."""
+
+    def __init__(self, answer: Coroutine[Any, Any, Any]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def results_async(self, **_: Any) -> list[Any]:
+        return [await self._answer]
+
+
 @pytest.fixture
 def set_running(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets how many replicas Ray says that there are."""
@@ -102,6 +132,23 @@ def test_a_call_that_cannot_reach_all_replicas_fails(set_running: Callable[[int]
         channels.close()
         await own[0].close()
         await other[0].close()
+
+    run(case())
+
+
+def test_a_replica_without_a_port_is_called_through_ray_with_the_same_errors() -> None:
+    async def case() -> None:
+        server, _ = await start()
+        handle = PortlessHandle(server)
+        channels = ReplicaChannels(lambda: handle)
+        assert await channels.call_all(SAY, "a", timeout=DEADLINE) == ["a"]
+        assert await channels.call_one(SAY, "a", timeout=DEADLINE) == "a"
+        for call in (channels.call_all, channels.call_one):
+            with pytest.raises(HostError, match="failed to answer 'fail'") as caught:
+                await call(FAIL, timeout=DEADLINE)
+            assert caught.value.code is ErrorCode.UNAVAILABLE
+        channels.close()
+        await server.close()
 
     run(case())
 
