@@ -22,8 +22,9 @@ if __name__ == "__main__":  # not in the children of `multiprocessing`, which im
     gc.disable()  # modules make hardly any garbage: collections only take time
     import_dependencies()
 
+    from stub.stub_channel import ThreadsUnavailable
     from stub.wire.spawn import NO_THREADS_STATUS, SpawnArguments
-    from stub.worker import ThreadsUnavailable, Worker
+    from stub.worker import Worker
 
     gc.enable()
 
@@ -40,13 +41,13 @@ if __name__ == "__main__":  # not in the children of `multiprocessing`, which im
     else:
         spawn = SpawnArguments.load(sys.argv[1])
     set_up_stub_process(spawn.process_title)
-    worker = Worker(spawn)
+    try:
+        worker = Worker(spawn)
+    except ThreadsUnavailable:
+        os._exit(NO_THREADS_STATUS)
     # A model sees the working directory first, then what is installed
     # (docs/reference/model-processes.md, "What an instance process inherits").
     sys.path[0] = ""
     if job is None:  # otherwise it is there already
         sys.path.append(os.path.dirname(_here))
-    try:
-        worker.run()
-    except ThreadsUnavailable:
-        os._exit(NO_THREADS_STATUS)
+    worker.run()

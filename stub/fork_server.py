@@ -1,7 +1,7 @@
 """The fork server: a process that has imported what stubs need, and forks into stubs.
 
-Importing numpy takes most of the start-up time and memory of a stub; a forked stub has it at once,
-and shares the memory. Modules of a user are only imported by a fork server of its
+Importing numpy and ZeroMQ takes most of the start-up time and memory of a stub; a forked stub has
+both at once, and shares the memory. Modules of a user are only imported by a fork server of its
 own for one model, which prepares it.
 """
 

@@ -1,6 +1,6 @@
 """The imports of a model: keeps them apart from modules of this project, and lists their files.
 
-A model may have a `host.py`, a `stub.py` or a package `msgspec` beside it, as it may in Triton.
+A model may have a `host.py`, a `stub.py` or a package `zmq` beside it, as it may in Triton.
 """
 
 import builtins
@@ -28,7 +28,7 @@ _OWN_FOLDERS = {
     "stub": _ROOT,
     "pb_utils": _ROOT,
 }
-_DEPENDENCIES = ("msgspec", "setproctitle", "typing_extensions")
+_DEPENDENCIES = ("msgspec", "zmq", "setproctitle", "typing_extensions")
 
 
 def isolate_modules() -> None:

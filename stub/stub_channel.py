@@ -1,7 +1,8 @@
-"""The stub's end of the connection to the host: four rings in shared memory.
+"""The stub's end of the connection to the host; the only stub module that knows of zmq.
 
-The main thread, or the event loop of a coroutine function, receives work, one thread at a time
-receives BLS responses, and the service thread the other messages. Any thread sends.
+The main thread, or the event loop of a coroutine function, receives work. Any thread sends
+responses, and one thread at a time receives BLS responses. Each of the three uses a ring in shared
+memory. ZeroMQ carries the other frames for the service thread.
 """
 
 import gc
@@ -12,10 +13,13 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Callable, Deque, List, Sequence, Tuple
+from typing import Callable, Deque, Dict, List, Optional, Sequence, Tuple
+
+import zmq
 
 from stub.wire.messages import (
     Execute,
+    Hello,
     ToHost,
     ToStub,
     decode_to_stub,
@@ -27,8 +31,6 @@ from stub.wire.ring import (
     BLS_RING,
     BUSY_POLL_SECONDS,
     HOST_RING,
-    SERVICE_RING,
-    WAKE,
     WORK_RING,
     RingReader,
     RingWriter,
@@ -37,6 +39,7 @@ from stub.wire.ring import (
 from stub.wire.session import Session, State
 from stub.wire.spawn import SpawnArguments
 
+_STUB_THREADS = 3  # two of ZeroMQ, and the service thread
 _MAX_QUEUED = 8  # messages of a frame: the host works on them while the others are made
 _MAX_QUEUED_BYTES = 1 << 14  # so that a frame fits into the ring
 _FULL_RING_POLL_MS = 1  # poll interval while the ring is full
@@ -46,10 +49,15 @@ class HostGone(Exception):
     """The host has ended, but this process continues."""
 
 
+class ThreadsUnavailable(Exception):
+    """This process may not start the threads that a stub needs."""
+
+
 class Channel:
-    """The connection to the host. Its caller sends `Hello` first."""
+    """The connection to the host, open after construction. Raises ThreadsUnavailable."""
 
     def __init__(self, spawn: SpawnArguments) -> None:
+        _check_threads()
         self.work_event = spawn.work_event_fd  # readable if there is work
         self._inbox = RingReader(
             map_ring(spawn.rings_fd, WORK_RING), self.work_event, reclaimable=True
@@ -60,9 +68,8 @@ class Channel:
         self.bls_event = spawn.bls_event_fd  # readable if there are BLS responses
         self._bls_inbox = RingReader(map_ring(spawn.rings_fd, BLS_RING), self.bls_event)
         self._bls_lock = threading.RLock()
+        self._pollers: Dict[Tuple[int, ...], zmq.Poller] = {}  # of the service thread
         self._reading_bls = False
-        self.service_event = spawn.service_event_fd  # readable if there are service messages
-        self._service_inbox = RingReader(map_ring(spawn.rings_fd, SERVICE_RING), self.service_event)
         self._host_event = spawn.host_event_fd
         self._lifeline = spawn.lifeline_fd
         has_work = select.poll()
@@ -71,6 +78,7 @@ class Channel:
         self._waited = True
         self._host_gone = False
         self._pid = os.getpid()
+        self._context = zmq.Context()
         self._session = Session()
         # The user's finalisers may run anywhere below and send messages. So the lock is
         # reentrant, and messages that are sent during another send wait here.
@@ -79,6 +87,14 @@ class Channel:
         self._unsent: Deque[Tuple[bytes, Sequence[ToHost]]] = deque()
         self._queued: List[Tuple[bytes, ToHost]] = []  # messages of the next frame
         self._queued_bytes = 0
+        self._service = self._context.socket(zmq.DEALER)
+        self._service.setsockopt(zmq.IDENTITY, spawn.token.encode())
+        self._service.setsockopt(zmq.RCVHWM, 0)
+        self._service.setsockopt(zmq.LINGER, 0)
+        self._service.connect(spawn.endpoint)
+        hello = Hello()
+        self._service.send(encode([hello]))
+        self._session.advance(hello)
 
     def is_log_level_on(self, level: int) -> bool:
         """Tells whether the host writes log lines of this level now."""
@@ -228,20 +244,21 @@ class Channel:
             os.sched_yield()  # let another process use this core, maybe the host
         return True
 
-    def wake_service_thread(self) -> None:
-        """Makes `service_event` readable; finalisers may call it anywhere."""
-        os.write(self.service_event, WAKE.to_bytes(8, sys.byteorder))
+    def receive_service(self, descriptors: Sequence[int], wait_ms: Optional[int]) -> "Wakeup":
+        """Waits for a service frame, for one of the descriptors, or for the timeout.
 
-    def read_service_messages(self) -> List[ToStub]:
-        """Returns the messages that were announced to the service thread; only it calls this."""
-        inbox = self._service_inbox
-        messages: List[ToStub] = []
-        inbox.receive_announcements()
-        while inbox.announced:
-            frame = inbox.read_frame()
-            if frame is not None:
-                messages += self._decode_frame(frame)
-        return messages
+        Service thread only; `wait_ms` in milliseconds, None for no limit.
+        """
+        key = tuple(descriptors)
+        poller = self._pollers.get(key)
+        if poller is None:
+            poller = self._pollers[key] = zmq.Poller()
+            poller.register(self._service, zmq.POLLIN)
+            for descriptor in descriptors:
+                poller.register(descriptor, zmq.POLLIN)
+        ready = dict(poller.poll(wait_ms))
+        messages = self._decode_frame(self._service.recv()) if self._service in ready else []
+        return Wakeup(messages, [d for d in descriptors if d in ready])
 
     def read_bls_responses(self, handle: Callable[[ToStub], None]) -> None:
         """Passes the messages in the ring of BLS responses to `handle`; any thread may call."""
@@ -281,3 +298,38 @@ class Channel:
         self._session.state = State.ENDED
         with suppress(BlockingIOError):  # a full counter wakes the main thread as well
             os.write(self.work_event, (1).to_bytes(8, sys.byteorder))
+
+    def close(self) -> None:
+        """Disconnects. The service thread must have ended."""
+        self._service.close()
+        self._context.term()
+
+
+def _check_threads() -> None:
+    """Starts as many threads as a stub needs. Raises ThreadsUnavailable if that fails.
+
+    ZeroMQ aborts the process if it cannot start one of its two threads.
+    """
+    release = threading.Event()
+    threads = [threading.Thread(target=release.wait, daemon=True) for _ in range(_STUB_THREADS)]
+    started: List[threading.Thread] = []
+    try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise ThreadsUnavailable(str(error)) from error
+    finally:
+        release.set()
+        for thread in started:
+            thread.join()
+
+
+class Wakeup:
+    """Messages and readable descriptors that woke the service thread."""
+
+    __slots__ = ("descriptors", "messages")
+
+    def __init__(self, messages: List[ToStub], descriptors: List[int]) -> None:
+        self.messages = messages
+        self.descriptors = descriptors

@@ -69,8 +69,9 @@ class ThreadWorker(Worker):
     def __init__(self, spawn: SpawnArguments, provide: ModelProvider) -> None:
         super().__init__(spawn)
         self._provide = provide
-        # A block that outlives this worker wakes its service thread: they are closed after it.
-        own = [*spawn.descriptors, *self._bls_reader.descriptors]
+        # A block that outlives this worker uses its wake pipe: the descriptors are closed after it.
+        own = [*spawn.descriptors, self._wake_read, self._wake_write]
+        own += self._bls_reader.descriptors
         weakref.finalize(self, _close_descriptors, own).atexit = False
 
     def run(self) -> None:

@@ -3,13 +3,12 @@
 import inspect
 import json
 import os
-import select
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional
 
 import pb_utils
 from pb_utils._api_modules import report_to
@@ -39,10 +38,6 @@ if TYPE_CHECKING:
 _TRIM_SECONDS = 2.0  # how long freed tensor memory stays warm
 
 
-class ThreadsUnavailable(Exception):
-    """This process may not start the thread that a stub needs."""
-
-
 class Worker:
     """One stub process, from the first message to the last."""
 
@@ -55,6 +50,7 @@ class Worker:
             # and kept its size.
             sys.dont_write_bytecode = True
         self._module_count = 0  # of all modules, when the imported files were last reported
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         own = Arena(spawn.arena, spawn.arena_fd, spawn.arena_limit)
         self._memory = StubMemory(own, self._wake_service_thread)
         self._memory.add_inherited_arena(spawn.arena, spawn.arena_fd, spawn.arena_limit)
@@ -86,21 +82,16 @@ class Worker:
         self._deferred_work: Deque[m.ToStub] = deque()  # work received while `execute` waited
 
     def run(self) -> None:
-        """Handles messages until the host stops this stub. Raises ThreadsUnavailable."""
+        """Handles messages until the host stops this stub."""
         self._install_runtime()
         service = threading.Thread(target=self._serve_service, name="pbhost-service", daemon=True)
+        service.start()
         try:
-            service.start()
-        except RuntimeError as error:
-            raise ThreadsUnavailable(str(error)) from error
-        try:
-            self._channel.send([m.Hello()])
             while not self._stopping:
                 for message in self._receive_work():
                     self._handle_work(message)
                 while self._deferred_work:
-                    self._handle_work(self._deferred_work[0])  # it is queued until it has ended
-                    self._deferred_work.popleft()
+                    self._handle_work(self._deferred_work.popleft())
         finally:
             self._stopping = True
             self._wake_service_thread()
@@ -108,10 +99,7 @@ class Worker:
             self._service_ended = True
             # The model's threads may wait for replies, which arrive on the service thread.
             self._runtime.fail_pending_calls(INSTANCE_ENDED)
-
-    def is_idle(self) -> bool:
-        """Tells whether the main thread waited for its current work, and no more is queued."""
-        return not self._deferred_work and self._channel.is_idle()
+            self._channel.close()
 
     # Overridden by stub.thread_worker, where the stub is a thread of another process
 
@@ -121,7 +109,7 @@ class Worker:
     def _install_runtime(self) -> None:
         pb_utils._runtime.install(self._runtime)
         # While other requests wait, the host and the clients need the other cores.
-        set_core_is_free(self.is_idle)
+        set_core_is_free(self._channel.is_idle)
         set_copy_on_write_mapper(self._memory.views.map_array)
         self._memory.views.register_fork_handlers()
         install_log_handler()
@@ -358,8 +346,12 @@ class Worker:
     # Everything else, on the service thread
 
     def _wake_service_thread(self) -> None:
-        if not self._service_ended:  # a finaliser may call this after the descriptor is closed
-            self._channel.wake_service_thread()
+        if self._service_ended:
+            return  # a finaliser may call this after the pipe is closed
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            pass  # the pipe is full of wake-ups already
 
     def _serve_service(self) -> None:
         try:
@@ -369,11 +361,11 @@ class Worker:
 
     def _run_service_loop(self) -> None:
         trim_at: Optional[float] = None
-        channel, children = self._channel, self._children
-        descriptors = [self._lifeline, channel.service_event]
+        children = self._children
+        descriptors = [self._lifeline, self._wake_read]
         if children is not None:
             descriptors.append(children.descriptor)
-        poll, poll_with_bls = _poller(descriptors), _poller([*descriptors, channel.bls_event])
+        reads_bls = [*descriptors, self._channel.bls_event]
         while not self._stopping:
             now = time.monotonic()
             wait = self._bls_bursts.check()
@@ -381,25 +373,25 @@ class Worker:
                 wait = 0
             if wait is None and trim_at is not None:
                 wait = max(0, int((trim_at - now) * 1000))
-            reads_bls = self._bls_reader.choose_thread()
-            ready = {fd for fd, _ in (poll_with_bls if reads_bls else poll)(wait)}
-            if self._lifeline in ready:
+            wakeup = self._channel.receive_service(
+                reads_bls if self._bls_reader.choose_thread() else descriptors, wait
+            )
+            if self._lifeline in wakeup.descriptors:
                 self._on_host_gone()
                 return
-            if children is not None and children.descriptor in ready:
-                children.serve_request()
-            messages: Sequence[m.ToStub] = ()
-            if channel.service_event in ready:
-                messages = channel.read_service_messages()
+            if self._wake_read in wakeup.descriptors:
+                os.read(self._wake_read, 4096)
                 self._send_deferred_messages()
+            if children is not None and children.descriptor in wakeup.descriptors:
+                children.serve_request()
             # After a timeout, the thread that waits for the responses reads them more cheaply.
-            if messages or channel.bls_event in ready:
-                channel.read_bls_responses(self._handle_service)
-            for message in messages:
+            if wakeup.messages or self._channel.bls_event in wakeup.descriptors:
+                self._channel.read_bls_responses(self._handle_service)
+            for message in wakeup.messages:
                 self._handle_service(message)
             returns = self._memory.take_releases()
             if returns is not None:
-                channel.send([returns])
+                self._channel.send([returns])
             now = time.monotonic()
             if trim_at is None:
                 trim_at = now + _TRIM_SECONDS
@@ -448,11 +440,3 @@ class Worker:
             self._coroutine_batches.finalize(message)
         else:
             self._handle_memory_message(message)
-
-
-def _poller(descriptors: Sequence[int]) -> Callable[[Optional[int]], List[Tuple[int, int]]]:
-    """Returns the function that waits for one of the descriptors, for milliseconds or for ever."""
-    readable = select.poll()
-    for descriptor in descriptors:
-        readable.register(descriptor, select.POLLIN)
-    return readable.poll

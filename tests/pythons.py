@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import DEADLINE
 
-NEEDED = ("numpy", "msgspec")
+NEEDED = ("numpy", "pyzmq", "msgspec")
 
 EVALUATES = """
 import os, sys, json, threading

@@ -61,6 +61,7 @@ moved there, imports it.
 """
 
 ONE_PLACE = {
+    "zmq": {"host.instances.host_channel", "stub.stub_channel"},
     "grpc": {
         "host.client.aio",
         "host.client.channel",
@@ -331,12 +332,12 @@ def test_heavy_libraries_are_not_imported_by_the_host() -> None:
 def test_a_client_loads_no_server() -> None:
     assert not loaded_by("import pbhost") & {"numpy", "grpc", "asyncio"}
     loaded = loaded_by("import pbhost; pbhost.Client, pbhost.AsyncClient")
-    assert not loaded & {"uvloop", "hpack", "jinja2", "orjson", "prometheus_client"}
+    assert not loaded & {"uvloop", "zmq", "hpack", "jinja2", "orjson", "prometheus_client"}
 
 
 def test_a_frontend_process_starts_without_what_it_does_not_need() -> None:
     loaded = loaded_by("import host.frontend_processes.frontend_process")
-    assert not loaded & {"torch", "prometheus_client"}
+    assert not loaded & {"zmq", "torch", "prometheus_client"}
 
 
 def test_only_the_links_know_what_carries_a_message() -> None:

@@ -103,10 +103,10 @@ def _prepend_path(first: Path, paths: str | None) -> str:
 MIN_PYTHON = (3, 8)
 """The oldest CPython version that can run stubs."""
 
-REQUIRED_PACKAGES = ("numpy", "msgspec")
-"""The packages that a stub imports; their import names are those for pip."""
+REQUIRED_PACKAGES = {"numpy": "numpy", "zmq": "pyzmq", "msgspec": "msgspec"}
+"""The packages that a stub imports: import names and names for pip."""
 
-_LENDABLE = {"msgspec"}
+_LENDABLE = {"zmq", "msgspec"}
 """Those of them that models do not use, as a rule, so their versions do not matter to a model."""
 
 # Valid syntax in every Python version, so that an old version can be reported.
@@ -142,8 +142,8 @@ class _Probe:
 async def check_interpreter(environment: Environment, seconds: float, advice: str) -> Environment:
     """Raises HostError INTERNAL if stubs cannot run in the environment.
 
-    An environment that was packed for Triton has no msgspec. If its Python has the binary interface
-    of the host's, the returned environment uses the host's package instead.
+    An environment that was packed for Triton has no pyzmq and no msgspec. If its Python has the
+    binary interface of the host's, the returned environment uses the host's packages instead.
 
     `seconds` is the time limit. `advice` is the end of the error about missing packages; it may
     have the fields `{packages}`, and `{pip}` for the command that installs them.
@@ -169,16 +169,17 @@ async def check_interpreter(environment: Environment, seconds: float, advice: st
         if lent is not None:
             return lent
     if absent:
-        packages = " ".join(absent)
+        missing = [REQUIRED_PACKAGES[name] for name in absent]
+        packages = " ".join(missing)
         pip = f"{environment.python} -m pip install {packages}"
         raise internal(
-            f"The Python environment {root} (CPython {number}) lacks {', '.join(absent)}, which"
+            f"The Python environment {root} (CPython {number}) lacks {', '.join(missing)}, which"
             f" a model's process needs. {advice.format(pip=pip, packages=packages)}"
         )
     for name, reason in probe.broken.items():
         raise internal(
-            f"The Python environment {root} (CPython {number}) has a {name} that cannot be"
-            f" imported: {reason}"
+            f"The Python environment {root} (CPython {number}) has a {REQUIRED_PACKAGES[name]} that"
+            f" cannot be imported: {reason}"
         )
     return environment
 
@@ -195,9 +196,10 @@ async def _lend_packages(
     try:
         sources = environment.sources.add_packages(names)
     except OSError as error:
+        packages = ", ".join(REQUIRED_PACKAGES[name] for name in names)
         raise internal(
-            f"The Python environment {environment.root} lacks {', '.join(names)}, and links to"
-            f" those of the server cannot be made: {error}"
+            f"The Python environment {environment.root} lacks {packages}, and links to those of the"
+            f" server cannot be made: {error}"
         ) from error
     lent = replace(environment, sources=sources)
     try:

@@ -179,7 +179,7 @@ else:
 
 PYPROJECT = "pyproject.toml"
 
-STUB_REQUIREMENTS = ("numpy>=1.19", "msgspec>=0.18", "setproctitle>=1.2")
+STUB_REQUIREMENTS = ("numpy>=1.19", "pyzmq>=22", "msgspec>=0.18", "setproctitle>=1.2")
 """The packages that every stub needs, installed in addition."""
 
 

@@ -13,7 +13,7 @@ if __name__ == "__main__":
 
     from stub.wire.early_imports import import_dependencies
 
-    import_dependencies()
+    import_dependencies(("msgspec",))  # it speaks to no stub
 
     from host.frontend_processes.frontend_process import run_frontend
 

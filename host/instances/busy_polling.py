@@ -12,7 +12,7 @@ import select
 import time
 from collections.abc import Callable
 
-from stub.wire.ring import WAKE
+from stub.wire.ring import WAKE_EARLY
 
 ConnectionHooks = Callable[[], Callable[[], None]]
 """Gives each new client connection a function to call whenever a request may have arrived."""
@@ -177,7 +177,7 @@ class Doorbell:
     def withdraw_frames(self) -> int:
         """Returns the number of frames that the stub has not taken, and can no longer take."""
         try:
-            return os.eventfd_read(self._event) % WAKE
+            return os.eventfd_read(self._event) % WAKE_EARLY
         except BlockingIOError:
             return 0  # the stub has taken all that it was notified of
 
@@ -206,7 +206,7 @@ class Doorbell:
         if self.sent_at or not self._is_quick or self._woken or self._event < 0:
             return False
         self._woken = True
-        self._add(WAKE)
+        self._add(WAKE_EARLY)
         return True
 
     def _add(self, number: int) -> None:

@@ -208,11 +208,13 @@ class Instance:
         """Starts the process and waits until it has connected. Raises HostError or OSError."""
         services, arena = self._services, self.session.transfer.arena
         try:
+            endpoint = services.channel.open_endpoint()
             lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
         except OSError:
             self._release_resources()
             raise
         spawn = SpawnArguments(
+            endpoint=endpoint,
             token=self._link.token,
             process_title=self.name,
             lifeline_fd=lifeline_read,
@@ -220,7 +222,6 @@ class Instance:
             work_event_fd=self._link.work_event,
             host_event_fd=self._link.host_event,
             bls_event_fd=self._link.bls_event,
-            service_event_fd=self._link.service_event,
             arena=arena.number,
             arena_fd=arena.fd,
             arena_limit=arena.limit,
@@ -415,6 +416,9 @@ class Instance:
         except Exception:  # a defect of ours must not keep callers from their errors
             _log.exception("unexpected failure", extra={"instance": self.label})
         self._log.report_dropped_lines(at_once=True)
+        if self._link.dropped_frames:
+            text = f"dropped {self._link.dropped_frames} frames that the ring did not announce"
+            self._log.log_text(1, text)
         state, self.session.protocol.state = self.session.protocol.state, State.ENDED
         expected = state is State.ENDED
         self._release_resources()

@@ -14,6 +14,7 @@ from host.inference.call import Call
 from host.instances.activity import InstanceActivity
 from host.instances.arenas import Arenas
 from host.instances.busy_polling import BusyPoller
+from host.instances.host_channel import Channel
 from host.instances.instance import Instance
 from host.instances.launchers import ForkLauncher, Preload, TerminalLauncher
 from host.instances.reaper_client import ProcessReaper
@@ -63,7 +64,8 @@ class StubPool:
         allow_client_memory: bool,
         crash_records: CrashRecords,
     ) -> None:
-        self.arenas = Arenas(arena_limit)
+        self.arenas = Arenas(arena_limit)  # first, as it may fail and the channel has a directory
+        self.channel = Channel()
         self.busy_poller = BusyPoller()
         self.regions = Regions(self.arenas if allow_client_memory else None)
         self.launcher = launcher
@@ -235,6 +237,7 @@ class StubPool:
         await self.launcher.close()
         await self.process_reaper.close()
         await self.crash_records.close()
+        self.channel.close()
         self.regions.close()
         self.arenas.close()
 

@@ -1,4 +1,7 @@
-"""The ends of rings in an event loop: of those to stubs, and to frontend processes."""
+"""The ends of rings in an event loop: of those to stubs, and to frontend processes.
+
+The processes of frontends need this, too, so it does not import ZeroMQ.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from host.inference.call import Call
 from host.inference.request import InferRequest, RequestTrace
 from host.instances.arenas import Arenas
 from host.instances.busy_polling import BusyPoller
+from host.instances.host_channel import Channel
 from host.instances.reaper_client import ProcessReaper
 from host.instances.stub_process import Launcher
 from host.logs.formats import Label
@@ -67,6 +68,7 @@ class ModelControl(Protocol):
 class HostServices(Protocol):
     """The services that one instance uses."""
 
+    channel: Channel
     busy_poller: BusyPoller
     arenas: Arenas
     launcher: Launcher

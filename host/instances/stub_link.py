@@ -1,4 +1,4 @@
-"""The connection to one stub: rings in shared memory."""
+"""The connection to one stub: rings in shared memory, and ZeroMQ for its service thread."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from host.instances.busy_polling import BusyPoller
+from host.instances.host_channel import Channel
 from host.instances.ring_link import (
     FrameReceiver,
     FrameSender,
@@ -16,15 +17,7 @@ from host.instances.ring_link import (
     full_counter_error,
 )
 from stub.wire.messages import BlsResponse, ToStub, encode, encode_message, join_messages
-from stub.wire.ring import (
-    BLS_RING,
-    HOST_RING,
-    RECLAIMABLE,
-    SERVICE_RING,
-    STUB_RINGS,
-    WORK_RING,
-    map_ring,
-)
+from stub.wire.ring import BLS_RING, HOST_RING, RECLAIMABLE, WORK_RING, map_ring
 
 _BYTES_PER_FRAME = 128  # more bytes, with many messages, count as further frames
 _MAX_QUEUED = 16  # batches that wait for the end of the turn
@@ -37,19 +30,21 @@ ReclaimedFrame = tuple[int, tuple[ToStub, ...]]
 class Link:
     """The connection to one stub. Frames that come before `start_reading` are ignored.
 
-    Only the link knows what carries a message: a ring for work, one for responses to BLS requests,
-    one for the other messages to the service thread, and one for what the stub sends. `on_error` is
-    called with the reason if the stub breaks the protocol of the rings. Raises OSError.
+    Only the link knows what carries a message: a ring for work, for responses to BLS requests and
+    for what the stub sends; ZeroMQ for the rest. `on_error` is called with the reason if the stub
+    breaks the protocol of the rings. Raises OSError.
     """
 
-    def __init__(self, busy_poller: BusyPoller, on_error: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        busy_poller: BusyPoller,
+        on_error: Callable[[Exception], None],
+    ) -> None:
         self.token = secrets.token_hex(8)
-        self._files = RingFiles("pbhost-rings", STUB_RINGS)
+        self._files = RingFiles("pbhost-rings", 3)
         self.rings_fd = self._files.memory
-        self.work_event = self._files.events[WORK_RING]
-        self.host_event = self._files.events[HOST_RING]
-        self.bls_event = self._files.events[BLS_RING]
-        self.service_event = self._files.events[SERVICE_RING]
+        self.work_event, self.host_event, self.bls_event = self._files.events
         self._doorbell = busy_poller.doorbell(
             self.work_event, lambda: on_error(full_counter_error())
         )
@@ -64,20 +59,31 @@ class Link:
             map_ring(self.rings_fd, BLS_RING), event_writer(self.bls_event, on_error)
         )
         self.bls_inline_limit = self._bls.inline_limit  # bytes of tensors in the next BLS responses
-        self._service = FrameSender(
-            map_ring(self.rings_fd, SERVICE_RING), event_writer(self.service_event, on_error)
-        )
         self._inbox = FrameReceiver(
             map_ring(self.rings_fd, HOST_RING),
             self.host_event,
             on_error,
             bytes_per_frame=_BYTES_PER_FRAME,
         )
+        self._channel = channel
+        self._on_frames: Callable[[Sequence[bytes]], None] = lambda frames: None
+        self.dropped_frames = 0  # frames by ZeroMQ after the first one
+        self._connected = False
         self._open = True
 
     def start_reading(self, on_frames: Callable[[Sequence[bytes]], None]) -> None:
         """Calls `on_frames` with the frames of the stub, in the order in which they were sent."""
+        self._on_frames = on_frames
+        self._channel.register(self.token, self._on_channel_frame)
         self._inbox.start_reading(on_frames, self._doorbell.stub_answered)
+
+    def _on_channel_frame(self, frame: bytes) -> None:
+        """The first frame of a stub comes by ZeroMQ, which can send to it from then on."""
+        if self._connected:
+            self.dropped_frames += 1
+        else:
+            self._connected = True
+            self._on_frames([frame])
 
     def send_work(
         self,
@@ -174,7 +180,7 @@ class Link:
 
     def send_service(self, messages: Sequence[ToStub]) -> None:
         """Sends a frame to the stub's service thread."""
-        self._service.send(encode(messages))
+        self._channel.send(self.token, encode(messages))
 
     def set_log_levels(self, levels: int) -> None:
         """Tells the stub which levels of `pb_utils.Logger` are written; level n is bit n."""
@@ -193,15 +199,16 @@ class Link:
         """Reads nothing more from a stub that breaks the protocol."""
         if self._open:
             self._inbox.stop_reading()
+            self._channel.unregister(self.token)
 
     def close(self) -> None:
         """Closes the connection."""
         if self._open:
             self._open = False
             self._queued.clear()
+            self._channel.unregister(self.token)
             self._doorbell.close()
             self._work.close()
             self._bls.close()
-            self._service.close()
             self._inbox.close()
             self._files.close()

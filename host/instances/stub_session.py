@@ -85,7 +85,7 @@ class StubSession:
         self.restore_shape: Callable[[Tensor], Tensor] | None = None  # to the client's shape
         arena = services.arenas.create_arena()
         self.protocol = Session()
-        self.link = Link(services.busy_poller, on_fault)
+        self.link = Link(services.channel, services.busy_poller, on_fault)
         self.transfer = TensorTransfer(
             services.arenas,
             arena,

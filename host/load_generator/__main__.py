@@ -13,7 +13,7 @@ if __name__ == "__main__":
 
     from stub.wire.early_imports import import_dependencies
 
-    import_dependencies()
+    import_dependencies(("msgspec",))
 
     from host.load_generator.worker import run_worker
 

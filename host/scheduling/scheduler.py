@@ -92,10 +92,11 @@ class InstanceSlot(CallHolder, ABC):
         That may be before the calls of this one have ended.
         """
 
-    def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
-        """Whether it takes this call while it runs another one and has `prefetched` more.
+    def prefetch(self, call: Call, prefetched: int) -> bool:
+        """Takes this call while it runs another one and has `prefetched` more, or returns False.
 
-        By default it takes none, and `run_prefetched` is not called.
+        It starts the call as soon as it would be free; `instance_ready` is called for each. By
+        default it takes none.
         """
         return False
 
@@ -103,7 +104,7 @@ class InstanceSlot(CallHolder, ABC):
         """Whether it takes this call as prefetch although the model has other instances.
 
         `finds_core`: whether there is a core for one more of them. Only a fast instance accepts;
-        by default none does.
+        by default none does, and then `run_reclaimable` is not called.
         """
         return False
 
@@ -114,13 +115,13 @@ class InstanceSlot(CallHolder, ABC):
         """
         return False
 
-    def run_prefetched(
-        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None] | None
+    def run_reclaimable(
+        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
     ) -> None:
-        """Runs a call as soon as it would be free; `instance_ready` is called for each.
+        """Runs a prefetched call that may be reclaimed until it starts.
 
-        With `on_returned`, the call may be reclaimed until it starts. It is called if the instance
-        does not run the call, as the batch before it waits for another model.
+        `on_returned` is called if the instance does not run it, as the batch before it waits for
+        another model.
         """
         raise NotImplementedError
 

@@ -18,17 +18,11 @@ from stub.wire.shared_file import Mapping, create_shared_file
 RING_BYTES = 1 << 19
 """Bytes of shared memory in one ring."""
 
-WORK_RING, HOST_RING, BLS_RING, SERVICE_RING = range(4)
-"""The rings of a stub: work for it, its frames for the host, and for it BLS responses and the
-messages for its service thread.
-"""
+WORK_RING, HOST_RING, BLS_RING = 0, 1, 2
+"""The rings of a stub: work for it, its frames for the host, and BLS responses for it."""
 
-STUB_RINGS = 4
-
-WAKE = 1 << 32
-"""Added to an eventfd, it wakes the reader without a record, each of which adds one: a stub shortly
-before work is sent, or the service thread for what other threads of its stub have queued.
-"""
+WAKE_EARLY = 1 << 32
+"""Added to a stub's eventfd shortly before work is sent; each record adds one."""
 
 RECLAIMABLE = 1 << 7
 """Flag of the ring of work: the host may reclaim announced frames, so the stub takes one at a time.
@@ -179,7 +173,7 @@ class RingReader:
         If the writer may reclaim frames, it learns of one only.
         """
         try:
-            announced = int.from_bytes(os.read(self.event, 8), sys.byteorder) % WAKE
+            announced = int.from_bytes(os.read(self.event, 8), sys.byteorder) % WAKE_EARLY
         except BlockingIOError:
             return False  # nothing new
         if announced > 1 and self._reclaimable and self._memory[_FLAGS] & RECLAIMABLE:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Dict, Optional, Sequence, Tuple, Type, TypeVar
 
 NO_THREADS_STATUS = 75  # EX_TEMPFAIL
-"""Exit status of a stub that cannot start its service thread."""
+"""Exit status of a stub that cannot start its threads."""
 
 _Arguments = TypeVar("_Arguments", bound="ProcessArguments")
 
@@ -42,11 +42,12 @@ class ProcessArguments:
 class SpawnArguments(ProcessArguments):
     """The arguments of a new stub.
 
-    Limits are in bytes. `lifeline_fd` is closed when the host ends. `rings_fd` holds the rings of
-    the stub (`stub/wire/ring.py`); the eventfds count their records. With `report_imports`, the
-    stub sends `ImportedFiles`.
+    Limits are in bytes. `lifeline_fd` is closed when the host ends. `rings_fd` holds the ring of
+    work to the stub, the ring to the host, and the ring of BLS responses to the stub; the eventfds
+    count their records. With `report_imports`, the stub sends `ImportedFiles`.
     """
 
+    endpoint: str
     token: str
     process_title: str
     lifeline_fd: int
@@ -54,7 +55,6 @@ class SpawnArguments(ProcessArguments):
     work_event_fd: int
     host_event_fd: int
     bls_event_fd: int
-    service_event_fd: int
     arena: int
     arena_fd: int
     arena_limit: int
@@ -68,7 +68,6 @@ class SpawnArguments(ProcessArguments):
         "work_event_fd",
         "host_event_fd",
         "bls_event_fd",
-        "service_event_fd",
         "arena_fd",
         "host_arena_fd",
     )

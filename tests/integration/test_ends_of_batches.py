@@ -33,14 +33,13 @@ class TritonPythonModel:
     def initialize(self, args):
         runtime = _runtime.current()
         channel, memory = runtime._channel, runtime._memory
-        take_releases, send = memory.take_releases, channel.send
-        bursts, check = runtime._bls_bursts, runtime._bls_bursts.check
+        take_releases, send, receive = memory.take_releases, channel.send, channel.receive_service
         waits = threading.Event()
         main = threading.get_ident()
 
-        def check_and_wait():
+        def receive_service(descriptors, wait):
             waits.set()
-            return check()
+            return receive(descriptors, wait)
 
         def let_the_service_thread_speak():
             for _ in range(2):  # if it is on its way round already, that round does not count
@@ -59,7 +58,7 @@ class TritonPythonModel:
             send(messages)
 
         memory.take_releases = take_releases_late
-        channel.send, bursts.check = send_late, check_and_wait
+        channel.send, channel.receive_service = send_late, receive_service
 
     def execute(self, requests):
         responses = []

@@ -338,15 +338,15 @@ def test_missing_packages_are_reported_with_the_install_command(
     text = refusals.of(env)
     assert text.startswith(f"The Python environment {env} (CPython ")
     assert text.endswith(
-        " lacks numpy, msgspec, which a model's process needs. Install the missing packages:"
-        f" {env}/bin/python -m pip install numpy msgspec"
+        " lacks numpy, pyzmq, msgspec, which a model's process needs. Install the missing"
+        f" packages: {env}/bin/python -m pip install numpy pyzmq msgspec"
     )
     archive = pack(env, tmp_path / "env.tar.gz")
     text = refusals.of(archive)
-    assert text.endswith(f" Install before packing {archive}: pip install numpy msgspec")
+    assert text.endswith(f" Install before packing {archive}: pip install numpy pyzmq msgspec")
 
 
-def test_an_environment_packed_for_triton_uses_the_servers_transport_package(
+def test_an_environment_packed_for_triton_uses_the_servers_transport_packages(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     env = empty_venv(tmp_path / "env")
@@ -363,11 +363,11 @@ def test_an_environment_packed_for_triton_uses_the_servers_transport_package(
             path = json.loads(says(client, "json.dumps(sys.path)", model))
             assert set(os.listdir(path[-1])) == {
                 "c_python_backend_utils", "msgspec", "pb_utils", "stub",
-                "triton_python_backend_utils",
+                "triton_python_backend_utils", "zmq",
             }, "other packages of the server are not lent"  # fmt: skip
 
 
-def test_an_environment_that_has_the_transport_package_keeps_its_own(
+def test_only_packages_that_an_environment_lacks_are_the_servers(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     env = empty_venv(tmp_path / "env")
@@ -377,6 +377,7 @@ def test_an_environment_that_has_the_transport_package_keeps_its_own(
     host = serve(repository).wait_started()
     with host.client() as client:
         assert says(client, "__import__('msgspec').__file__").startswith(str(env))
+        assert not says(client, "__import__('zmq').__file__").startswith(str(env))
 
 
 def test_a_package_that_cannot_be_imported_is_reported(refusals: Refusals, tmp_path: Path) -> None:
@@ -526,7 +527,7 @@ def test_a_signal_prints_the_stack_of_every_thread_of_a_model(
     host.wait_for(r"\[misbehave:1/misbehave_0\] Current thread 0x\w+ .*\(most recent call first\):")
     host.wait_for(
         r"\[misbehave:1/misbehave_0\]   File \".*worker\.py\", line \d+ in"
-        " _run_service_loop"
+        " (receive_service|_run_service_loop)"
     )
     with host.client() as client:
         assert run_command(client, "echo still here") == "still here"

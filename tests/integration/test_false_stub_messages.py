@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tests.clients import infer_error, tensor
+from tests.clients import infer_error, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 LIAR = """
@@ -57,3 +58,36 @@ def test_a_stub_that_lies_about_its_requests_is_ended_and_another_one_serves(
             wait_until(partial(client.is_model_ready, name), "another stub")
             honest: Any = client.infer(name, [tensor("x", np.array([-1], dtype=np.int32))])
             assert honest.as_numpy("y").tolist() == [-1]
+
+
+def test_frames_beside_the_ring_are_dropped_and_counted(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    """Half a gigabyte that the ring does not announce: it would collect in the host."""
+    repository.copy("script")
+    running = serve(repository).wait_started()
+    script = """
+import threading
+from pb_utils import _runtime
+runtime, sent = _runtime.current(), threading.Event()
+channel = runtime._channel
+receive = channel.receive_service
+def flood(*given):  # on the thread to which the socket belongs
+    channel.receive_service = receive
+    for _ in range(2000): channel._service.send(bytes(1 << 18))
+    sent.set()
+    return receive(*given)
+channel.receive_service = flood
+runtime._wake()
+assert sent.wait(60)
+"""
+    with running.client() as client:
+        before = running.stubs("script_0")
+        run_script(client, script, client_timeout=DEADLINE)
+        assert run_script(client, "return 1", client_timeout=DEADLINE) == 1
+        assert running.stubs("script_0") == before
+    assert running.stop() == 0
+    assert re.search(
+        r"script_0\] dropped \d+ frames that the ring did not announce", running.output
+    )
+    assert "broke the protocol" not in running.output

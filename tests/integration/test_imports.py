@@ -141,7 +141,7 @@ def test_files_and_classes_that_are_not_there_are_named(
         assert f"Failed to initialize Python stub for auto-complete: {text}" in host.output
 
 
-NAMES = ("host", "stub", "pb_utils", "msgspec")
+NAMES = ("host", "stub", "pb_utils", "msgspec", "zmq")
 FILES = {
     "module": {f"1/{name}.py": "MINE = True\n" for name in NAMES},
     "package": {
@@ -213,11 +213,14 @@ def test_modules_in_a_folder_that_the_model_adds_to_the_path_win_over_the_hosts(
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_modules_of_the_users_path_win_over_the_library_of_the_host(
+def test_modules_of_the_users_path_win_over_the_libraries_of_the_host(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path, start: str
 ) -> None:
-    (tmp_path / "msgspec.py").write_text("MINE = True\n")
-    repository.add("m", "import msgspec; assert msgspec.MINE\n" + OURS, CONFIG)
+    names = ("msgspec", "zmq")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("MINE = True\n")
+    source = "\n".join(f"import {name}; assert {name}.MINE" for name in names)
+    repository.add("m", source + OURS, CONFIG)
     host = serve(repository, f"--stub-start={start}", env={"PYTHONPATH": str(tmp_path)})
     with host.wait_started().client() as client:
         assert infer_one(client) == 1
@@ -230,9 +233,9 @@ def test_a_model_without_such_modules_gets_the_hosts(
 import pb_utils
 import triton_python_backend_utils
 import pb_utils._tensor
-import msgspec
+import zmq
 assert pb_utils.Tensor is triton_python_backend_utils.Tensor is pb_utils._tensor.Tensor
-assert msgspec.Struct
+assert zmq.Context
 """
     repository.add("m", source + OURS, CONFIG)
     with serve(repository).wait_started().client() as client:

@@ -20,7 +20,7 @@ from host.instances import supervisor
 from host.instances.instance import Instance
 from host.instances.supervisor import InstanceState
 from host.models.python_model import PythonModel
-from tests.conftest import RepositoryBuilder
+from tests.conftest import MODELS, RepositoryBuilder
 from tests.waiting import eventually
 
 ROUNDS = int(os.environ.get("PBHOST_KILL_ROUNDS", "24"))
@@ -331,6 +331,27 @@ def test_stub_violating_the_protocol_is_killed_and_replaced(repository: Reposito
                 await bench.assert_answers(name)
             assert not bench.faults
             await bench.assert_no_memory_held()
+
+    run(main())
+
+
+def test_unannounced_frames_from_a_stub_are_ignored(
+    repository: RepositoryBuilder,
+) -> None:
+    config = (MODELS / "identity" / "config.pbtxt").read_text()
+    attack = (
+        "from pb_utils import _runtime;"
+        " receive = channel.receive_service; channel.receive_service ="
+        " lambda *given: (channel._service.send(b'garbage'), receive(*given))[1];"
+        " _runtime.current()._wake()"  # the thread to which the socket belongs
+    )
+    repository.add("talks", STUB_INTERNALS_MODEL.format(attack=attack), config)
+
+    async def main() -> None:
+        async with serving(repository) as bench:
+            await bench.assert_answers("talks", 7)
+            await bench.assert_answers("talks")
+            bench.assert_no_faults()
 
     run(main())
 

@@ -80,7 +80,7 @@ def test_thread_that_a_model_cannot_start_is_an_error_of_its_request(
         assert client.is_model_ready("threads")
 
 
-@pytest.mark.parametrize("more", range(2))
+@pytest.mark.parametrize("more", range(3))
 def test_load_without_more_processes_or_threads_fails_by_name(
     group: Path, repository: RepositoryBuilder, serve: Serve, more: int
 ) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -82,13 +81,12 @@ class StubPeer:
             work_event_fd=os.dup(spawn.work_event_fd),
             host_event_fd=os.dup(spawn.host_event_fd),
             bls_event_fd=os.dup(spawn.bls_event_fd),
-            service_event_fd=os.dup(spawn.service_event_fd),
         )
         self.process = process
         self.received: list[m.ToStub] = []
         copied = self.spawn
         self._copies = [copied.rings_fd, copied.work_event_fd, copied.host_event_fd]
-        self._copies += [copied.bls_event_fd, copied.service_event_fd]
+        self._copies.append(copied.bls_event_fd)
         self._script = script
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._connected = threading.Event()
@@ -97,20 +95,16 @@ class StubPeer:
 
     def _serve(self) -> None:
         self._channel = channel = Channel(self.spawn)
-        channel.send([m.Hello()])
         work = self.spawn.work_event_fd
         self._connected.set()
-        poller = select.poll()
-        for event in (work, channel.bls_event, channel.service_event, self._stop):
-            poller.register(event, select.POLLIN)
         while True:
-            ready = dict(poller.poll())
-            if self._stop in ready:
+            wakeup = channel.receive_service([work, channel.bls_event, self._stop], None)
+            if self._stop in wakeup.descriptors:
                 break
             messages: list[m.ToStub] = []
             channel.read_bls_responses(messages.append)
-            messages += channel.read_service_messages()
-            if work in ready:
+            messages += wakeup.messages
+            if work in wakeup.descriptors:
                 messages += channel.receive_work()
                 while channel._inbox.announced:
                     messages += channel.receive_work()
@@ -122,6 +116,7 @@ class StubPeer:
                 if any(isinstance(answer, (m.Finalized, m.LoadFailed)) for answer in answers):
                     self.exit()
         channel.mark_host_gone()
+        channel.close()
 
     def send(self, *messages: m.ToHost) -> None:
         """Sends a frame from the test's thread."""

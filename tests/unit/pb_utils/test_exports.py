@@ -154,7 +154,7 @@ def test_the_constants_have_their_values() -> None:
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    heavy = {"asyncio", "torch", "ml_dtypes", "grpc", "google", "msgspec"}
+    heavy = {"asyncio", "torch", "ml_dtypes", "grpc", "google", "msgspec", "zmq"}
     statement = "import triton_python_backend_utils, c_python_backend_utils"
     assert imported_by(statement, heavy) == set()
 

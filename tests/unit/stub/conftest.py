@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,9 @@ from tests.unit.stub.host_peer import StartStub, Stubs
 
 
 @pytest.fixture
-def start_stub() -> Iterator[StartStub]:
+def start_stub(tmp_path: Path) -> Iterator[StartStub]:
     """Starts stubs; they end with the test."""
-    stubs = Stubs()
+    stubs = Stubs(tmp_path)
     try:
         yield stubs.start
     finally:

@@ -10,12 +10,13 @@ import os
 import select
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import zmq
 
 import pb_utils
 from pb_utils._datatypes import CODES
@@ -26,8 +27,6 @@ from stub.wire.messages import WireRequest, WireResponse, WireTensor
 from stub.wire.ring import (
     BLS_RING,
     HOST_RING,
-    SERVICE_RING,
-    STUB_RINGS,
     WORK_RING,
     RingReader,
     RingWriter,
@@ -68,20 +67,23 @@ class Model:
 class HostPeer:
     """The host's end of one stub."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, endpoint: str, model: Model) -> None:
         self.model = model
-        rings = create_ring_file("rings", STUB_RINGS)
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.RCVTIMEO, int(DEADLINE * 1000))
+        self._router.bind(endpoint)
+        rings = create_ring_file("rings", 3)
         stub_arena = create_arena_file("pbhost-test-stub", ARENA_LIMIT)
         host_arena = create_arena_file("pbhost-test-host", ARENA_LIMIT)
         lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
         self._work_event, self._host_event = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
         self._bls_event = os.eventfd(0, os.EFD_NONBLOCK)
-        self._service_event = os.eventfd(0, os.EFD_NONBLOCK)
         self._stub_ended = os.eventfd(0)
         self._ring = RingWriter(map_ring(rings, WORK_RING))
         self._inbox = RingReader(map_ring(rings, HOST_RING), self._host_event)
         self._bls_ring = RingWriter(map_ring(rings, BLS_RING))
-        self._service_ring = RingWriter(map_ring(rings, SERVICE_RING))
         self.set_log_levels(0b1111)
         self._arena = Arena(HOST_ARENA, host_arena, ARENA_LIMIT)
         self._outputs = ArenaReader(stub_arena, ARENA_LIMIT)
@@ -93,11 +95,11 @@ class HostPeer:
             self._work_event,
             self._host_event,
             self._bls_event,
-            self._service_event,
             self._stub_ended,
             host_arena,
         ]
         spawn = SpawnArguments(
+            endpoint,
             "t",
             "title",
             lifeline,
@@ -105,7 +107,6 @@ class HostPeer:
             os.dup(self._work_event),
             os.dup(self._host_event),
             os.dup(self._bls_event),
-            os.dup(self._service_event),
             STUB_ARENA,
             stub_arena,
             ARENA_LIMIT,
@@ -114,13 +115,12 @@ class HostPeer:
         )  # the stub closes these descriptors
         self._thread = threading.Thread(target=self._run_stub, args=(spawn, model), daemon=True)
         self._thread.start()
-        assert self.receive_frame() == [m.Hello()]
+        _, frame = self._router.recv_multipart()  # the service socket exists after this
+        assert m.decode_to_host(frame) == [m.Hello()]
 
     def _run_stub(self, spawn: SpawnArguments, model: Model) -> None:
         try:
-            worker = ThreadWorker(spawn, lambda name: model.provide())
-            self.worker = weakref.ref(worker)
-            worker.run()
+            ThreadWorker(spawn, lambda name: model.provide()).run()
         finally:
             os.eventfd_write(self._stub_ended, 1)
 
@@ -138,8 +138,7 @@ class HostPeer:
 
     def send_service(self, *messages: m.ToStub) -> None:
         """Sends one frame to the service thread."""
-        assert self._service_ring.try_write(m.encode(messages))
-        os.eventfd_write(self._service_event, 1)
+        self._router.send_multipart([b"t", m.encode(messages)])
 
     def send_bls(self, *messages: m.ToStub) -> None:
         """Sends one frame by the ring of BLS responses, as fast as the stub reads it."""
@@ -240,6 +239,8 @@ class HostPeer:
         """Ends the stub as the end of a host does, and waits for it."""
         self.end_host()
         self.wait_for_end()
+        self._router.close(0)
+        self._context.term()
         for descriptor in self._own:
             os.close(descriptor)
 
@@ -251,13 +252,14 @@ StartStub = Callable[..., HostPeer]
 class Stubs:
     """The stubs of one test."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._peers: list[HostPeer] = []
 
     def start(self, execute: Execute | Model, **options: Any) -> HostPeer:
         """Starts a stub of a model and initializes it; `options` are fields of `Initialize`."""
         model = execute if isinstance(execute, Model) else Model(execute)
-        peer = HostPeer(model)
+        peer = HostPeer(f"ipc://{self._folder}/host{len(self._peers)}", model)
         self._peers.append(peer)
         peer.initialize(**options)
         return peer

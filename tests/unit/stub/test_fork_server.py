@@ -13,7 +13,7 @@ import pytest
 from stub.wire.spawn import SpawnArguments, send_request
 from tests.conftest import DEADLINE, ROOT
 
-SPAWN = SpawnArguments("", "", 0, 0, 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
+SPAWN = SpawnArguments("ipc:///nowhere", "", "", 0, 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
 
 
 @pytest.mark.parametrize("requests", [0, 1, 2])

@@ -6,10 +6,12 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 import pb_utils
 from stub.memory import StubMemory
@@ -17,7 +19,7 @@ from stub.responders import ResponderRegistry, StubResponder
 from stub.stub_channel import Channel
 from stub.wire import messages as m
 from stub.wire.arena import Arena, create_arena_file
-from stub.wire.ring import STUB_RINGS, create_ring_file
+from stub.wire.ring import create_ring_file
 from stub.wire.shared_file import PAGE
 from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE, wait_until
@@ -26,13 +28,15 @@ from tests.conftest import DEADLINE, wait_until
 class RegistryFixture:
     """A registry with a real channel, and the host's end of its ring."""
 
-    def __init__(self) -> None:
-        rings = create_ring_file("rings", STUB_RINGS)
-        arena = create_arena_file("pbhost-test", 64 * PAGE)
-        events = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(STUB_RINGS)]
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.bind(endpoint)
+        rings, arena = create_ring_file("rings", 3), create_arena_file("pbhost-test", 64 * PAGE)
+        events = [os.eventfd(0), os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)]
         self._descriptors = [rings, arena, *events]
-        work, heard, bls, service = events
-        spawn = SpawnArguments("t", "title", -1, rings, work, heard, bls, service, 1, -1, 0, -1, 0)
+        work, heard, bls = events
+        spawn = SpawnArguments(endpoint, "t", "title", -1, rings, work, heard, bls, 1, -1, 0, -1, 0)
         self.channel = Channel(spawn)
         self.wakes = 0
         memory = StubMemory(Arena(1, arena, 64 * PAGE), lambda: None)
@@ -54,13 +58,16 @@ class RegistryFixture:
 
     def close(self) -> None:
         self.channel.mark_host_gone()
+        self.channel.close()
+        self._router.close(0)
+        self._context.term()
         for descriptor in self._descriptors:
             os.close(descriptor)
 
 
 @pytest.fixture
-def ends() -> Iterator[RegistryFixture]:
-    fixture = RegistryFixture()
+def ends(tmp_path: Path) -> Iterator[RegistryFixture]:
+    fixture = RegistryFixture(f"ipc://{tmp_path}/host")
     fixture.channel.mark_host_gone()  # sent frames are dropped; this test is about the state only
     yield fixture
     fixture.close()

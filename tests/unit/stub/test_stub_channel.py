@@ -1,22 +1,21 @@
-"""The stub's end of the connection to the host."""
+"""The stub's end of the connection to the host; the only stub module that knows of zmq."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import zmq
 
 from stub.stub_channel import Channel
 from stub.wire import messages as m
 from stub.wire.ring import (
-    HOST_RING,
     RECLAIMABLE,
     RING_BYTES,
-    STUB_RINGS,
-    WAKE,
-    WORK_RING,
+    WAKE_EARLY,
     RingReader,
     RingWriter,
     create_ring_file,
@@ -32,20 +31,20 @@ WANTED = m.AutoComplete(m.ModelSource("/models/a", 1, "model.py"), "{}")
 class Ends:
     """The stub's end and the host's end of a connection."""
 
-    def __init__(self) -> None:
-        self._rings = create_ring_file("rings", STUB_RINGS)
-        events = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(STUB_RINGS)]
-        self.work_event, self._host_event, bls, service = events
+    def __init__(self, endpoint: str) -> None:
+        self._rings, self._host_event = create_ring_file("rings", 3), os.eventfd(0, os.EFD_NONBLOCK)
+        self._bls_event = os.eventfd(0, os.EFD_NONBLOCK)
+        self.work_event = os.eventfd(0, os.EFD_NONBLOCK)
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.bind(endpoint)
         lifeline, self._host_alive = os.pipe()
-        self._fds = (lifeline, self._rings, self.work_event, self._host_event, bls, service)
-        self.channel = Channel(SpawnArguments("t", "title", *self._fds, 1, -1, 0, -1, 0))
-        self.channel.send([m.Hello()])
-        self._ring = RingWriter(map_ring(self._rings, WORK_RING))
-        self._inbox = RingReader(map_ring(self._rings, HOST_RING), self._host_event)
-        assert self.received_messages() == [m.Hello()]
+        self._fds = (lifeline, self._rings, self.work_event, self._host_event, self._bls_event)
+        self.channel = Channel(SpawnArguments(endpoint, "t", "title", *self._fds, 1, -1, 0, -1, 0))
+        self._ring = RingWriter(map_ring(self._rings, 0))
 
     def wake_early(self) -> None:
-        os.eventfd_write(self.work_event, WAKE)
+        os.eventfd_write(self.work_event, WAKE_EARLY)
 
     def send(self, *messages: m.ToStub) -> None:
         self._ring.try_write(m.encode(messages or [WANTED]))
@@ -53,9 +52,10 @@ class Ends:
 
     def received_messages(self) -> list[m.ToHost]:
         """The messages in the frames of the stub that were announced."""
-        self._inbox.receive_announcements()
+        reader = RingReader(map_ring(self._rings, 1), self._host_event)
+        reader.receive_announcements()
         messages: list[m.ToHost] = []
-        while (frame := self._inbox.read_frame()) is not None:
+        while (frame := reader.read_frame()) is not None:
             messages += m.decode_to_host(frame)
         return messages
 
@@ -71,13 +71,16 @@ class Ends:
     def close(self) -> None:
         self.end_host()
         self.channel.mark_host_gone()
+        self.channel.close()
+        self._router.close(0)
+        self._context.term()
         for descriptor in self._fds:
             os.close(descriptor)
 
 
 @pytest.fixture
-def ends() -> Iterator[Ends]:
-    made = Ends()
+def ends(tmp_path: Path) -> Iterator[Ends]:
+    made = Ends(f"ipc://{tmp_path}/host")
     yield made
     made.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,11 +65,13 @@ class KeepFamily(Model):
         return [response(1)]
 
 
-def test_a_kept_metric_family_keeps_no_descriptor_of_its_ended_instance() -> None:
+def test_a_kept_metric_family_keeps_no_descriptor_of_its_ended_instance(
+    tmp_path: Path,
+) -> None:
     gc.collect()  # descriptors of earlier tests
     before = descriptors()
     model = KeepFamily()
-    stubs = Stubs()
+    stubs = Stubs(tmp_path)
     host = stubs.start(model)
     host.send_batch(wire_request(1))
     host.send_service(m.HostReply(host.receive(m.NewMetricFamily).number, None))

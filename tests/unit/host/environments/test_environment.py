@@ -76,7 +76,7 @@ def test_links_to_packages_are_made_at_the_next_load_if_the_disk_was_full(
         asyncio.run(check_interpreter(environment, DEADLINE, "{packages}"))
     assert caught.value.code is ErrorCode.INTERNAL
     assert caught.value.message == (
-        f"The Python environment {env} lacks msgspec, and links to those of the server"
+        f"The Python environment {env} lacks pyzmq, msgspec, and links to those of the server"
         " cannot be made: [Errno 28] No space left on device"
     )
     assert sorted(os.listdir(tmp_path)) == ["env", "sources"]

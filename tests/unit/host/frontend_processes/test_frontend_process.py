@@ -19,7 +19,7 @@ from host.frontends.http1.cycle import RequestResponseCycle
 async def app(scope, receive, send):
     bytearray(1 << 60)
 
-for name in ("pbhost.host.core", "pbhost.host.instances.instance"):
+for name in ("pbhost.host.core", "pbhost.host.instances.instance", "zmq"):
     assert name not in sys.modules, name  # megabytes in each process
 logging.getLogger("pbhost").addHandler(CoreLogHandler(None))
 asyncio.run(RequestResponseCycle(None, {}, True, False).run(app))

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from host.instances.busy_polling import BusyPoller, Doorbell
-from stub.wire.ring import WAKE
+from stub.wire.ring import WAKE_EARLY
 from tests.conftest import DEADLINE
 
 QUICK, SLOW = 0.0001, 0.01
@@ -43,13 +43,13 @@ class Stub:
 
     def work(self, seconds: float = QUICK) -> None:
         self.doorbell.announce_frames()
-        assert os.eventfd_read(self.event) % WAKE == 1
+        assert os.eventfd_read(self.event) % WAKE_EARLY == 1
         self._clock.now += seconds
         self.doorbell.stub_answered()
 
     def was_woken_early(self) -> bool:
         try:
-            return os.eventfd_read(self.event) == WAKE
+            return os.eventfd_read(self.event) == WAKE_EARLY
         except BlockingIOError:
             return False
 
@@ -117,7 +117,7 @@ def test_frame_count_is_distinguished_from_an_early_wake(scene: Scene) -> None:
     scene.send_requests(3)
     scene.client()
     scene.stub.doorbell.announce_frames()
-    assert os.eventfd_read(scene.stub.event) == WAKE + 1
+    assert os.eventfd_read(scene.stub.event) == WAKE_EARLY + 1
 
 
 @in_loop

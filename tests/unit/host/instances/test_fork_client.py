@@ -27,7 +27,6 @@ from host.instances.launchers import BoundProcessLauncher, ForkLauncher
 from host.instances.ring_link import RingFiles
 from host.instances.stub_process import Launcher, StubLaunch, StubProcess
 from stub.wire.arena import file_size
-from stub.wire.ring import STUB_RINGS
 from stub.wire.shared_file import create_shared_file
 from stub.wire.spawn import (
     SpawnArguments,
@@ -42,7 +41,7 @@ from tests.conftest import DEADLINE, ROOT
 from tests.descriptors import descriptors
 from tests.waiting import FakeClockLoop
 
-SPAWN = SpawnArguments("", "", 0, 0, 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
+SPAWN = SpawnArguments("ipc:///nowhere", "", "", 0, 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
 
 GONE = "the process with the bound functions has ended"
 
@@ -61,7 +60,7 @@ class StubLauncher:
 
     def __enter__(self) -> StubLauncher:
         self._opened = ExitStack()
-        rings = RingFiles("rings", STUB_RINGS)
+        rings = RingFiles("rings", 3)
         self._opened.callback(rings.close)
         arenas = [create_shared_file("arena", file_size(SPAWN.arena_limit)) for _ in range(2)]
         for arena in arenas:
@@ -72,7 +71,6 @@ class StubLauncher:
             work_event_fd=rings.events[0],
             host_event_fd=rings.events[1],
             bls_event_fd=rings.events[2],
-            service_event_fd=rings.events[3],
             arena_fd=arenas[0],
             host_arena_fd=arenas[1],
         )

@@ -17,6 +17,7 @@ from stub.wire.spawn import SpawnArguments
 from tests.descriptors import descriptors
 
 SPAWN = SpawnArguments(
+    endpoint="ipc:///nowhere",
     token="t",
     process_title="",
     lifeline_fd=0,
@@ -24,7 +25,6 @@ SPAWN = SpawnArguments(
     work_event_fd=0,
     host_event_fd=0,
     bls_event_fd=0,
-    service_event_fd=0,
     arena=1,
     arena_fd=0,
     arena_limit=4096,

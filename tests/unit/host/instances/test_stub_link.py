@@ -1,4 +1,4 @@
-"""The connection to one stub: rings in shared memory."""
+"""The connection to one stub: rings in shared memory, and ZeroMQ for its service thread."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.instances.busy_polling import BusyPoller
+from host.instances.host_channel import Channel
 from host.instances.stub_link import Link, ReclaimedFrame
 from stub.wire import messages as m
 from stub.wire.ring import (
@@ -23,7 +25,6 @@ from stub.wire.ring import (
     HOST_RING,
     RECLAIMABLE,
     RING_BYTES,
-    SERVICE_RING,
     WORK_RING,
     RingError,
     RingReader,
@@ -37,20 +38,38 @@ from tests.waiting import eventually
 START = 64  # of the frames in a ring
 
 
-class LinkWithStub:
-    """A link, and the stub's ends of its rings."""
+class FakeChannel:
+    """The frames that would be sent over ZeroMQ."""
 
     def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+        self.handlers: dict[str, Callable[[bytes], None]] = {}
+
+    def register(self, token: str, handler: Callable[[bytes], None]) -> None:
+        self.handlers[token] = handler
+
+    def unregister(self, token: str) -> None:
+        del self.handlers[token]
+
+    def send(self, token: str, frame: bytes) -> None:
+        self.sent.append((token, frame))
+
+
+class LinkWithStub:
+    """A link, and the stub's ends of its rings and sockets."""
+
+    def __init__(self) -> None:
+        self.channel = FakeChannel()
         self.received: list[bytes] = []
         self.faults: list[Exception] = []
-        self.link = Link(BusyPoller(), self.faults.append)
+        self.link = Link(cast(Channel, self.channel), BusyPoller(), self.faults.append)
         self.link.start_reading(self.received.extend)
         rings = self.link.rings_fd
         self.inbox = RingReader(map_ring(rings, WORK_RING), self.link.work_event, reclaimable=True)
         self.memory = map_ring(rings, HOST_RING)
         self.writer = RingWriter(self.memory)
         self.bls_inbox = RingReader(map_ring(rings, BLS_RING), self.link.bls_event)
-        self.service_inbox = RingReader(map_ring(rings, SERVICE_RING), self.link.service_event)
+        self.say = self.channel.handlers[self.link.token]
 
     def put(self, frame: bytes) -> None:
         os.eventfd_write(self.link.host_event, self.writer.write(frame))
@@ -73,6 +92,19 @@ def with_link(test: Callable[[LinkWithStub], None]) -> None:
             ends.link.close()
 
     asyncio.run(main())
+
+
+def test_the_socket_of_a_stub_brings_its_first_frame_and_no_other() -> None:
+    def test(ends: LinkWithStub) -> None:
+        ends.say(b"hello")
+        for number in range(1000):
+            ends.say(b"%d" % number)
+        ends.put(b"announced")
+        ends.link.read_announced()
+        assert ends.received == [b"hello", b"announced"]
+        assert ends.link.dropped_frames == 1000
+
+    with_link(test)
 
 
 def test_other_callbacks_run_between_the_frames_of_a_flood() -> None:
@@ -221,6 +253,7 @@ def test_work_goes_into_the_ring_and_is_announced() -> None:
         frame = ends.inbox.read_frame()
         assert frame is not None
         assert m.decode_to_stub(frame) == [m.Finalize()]
+        assert ends.channel.sent == []
 
     with_link(test)
 
@@ -246,16 +279,16 @@ def test_work_longer_than_the_ring_arrives_before_what_follows_it() -> None:
         ends.link.send_work(messages)
         ends.link.send_work([m.Finalize()])
         assert await frames_of(ends.inbox, 2) == [m.encode(messages), m.encode([m.Finalize()])]
+        assert ends.channel.sent == []
         ends.link.close()
 
     asyncio.run(main())
 
 
-def test_service_messages_go_into_their_ring_and_are_announced() -> None:
+def test_service_messages_do_not_use_the_ring() -> None:
     def test(ends: LinkWithStub) -> None:
         ends.link.send_service([m.CancelRequest(1, 0)])
-        assert ends.service_inbox.receive_announcements()
-        assert ends.service_inbox.read_frame() == m.encode([m.CancelRequest(1, 0)])
+        assert ends.channel.sent == [(ends.link.token, m.encode([m.CancelRequest(1, 0)]))]
 
     with_link(test)
 
@@ -267,6 +300,7 @@ def test_bls_responses_go_into_their_ring_and_are_announced() -> None:
         assert ends.bls_inbox.receive_announcements() and ends.bls_inbox.announced == 1
         frame = ends.bls_inbox.read_frame()
         assert frame is not None and m.decode_to_stub(frame) == messages
+        assert ends.channel.sent == []
 
     with_link(test)
 
@@ -279,6 +313,7 @@ def test_bls_responses_that_a_stub_does_not_read_wait_for_it() -> None:
             ends.link.send_bls_responses(messages)
         frames = await frames_of(ends.bls_inbox, len(sent))
         assert [m.decode_to_stub(frame) for frame in frames] == sent
+        assert ends.channel.sent == []
         ends.link.close()
 
     asyncio.run(main())
@@ -293,7 +328,7 @@ def test_a_closed_link_sends_nothing_reads_nothing_and_holds_nothing() -> None:
         ends.link.close()
         ends.link.read_announced()
         ends.link.send_work([m.Finalize()])
-        assert ends.received == []
+        assert (ends.received, ends.channel.sent, ends.channel.handlers) == ([], [], {})
         del ends
         gc.collect()
         assert not descriptors() - before

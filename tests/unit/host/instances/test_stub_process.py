@@ -212,7 +212,7 @@ async def process_of(code: str) -> AsyncIterator[tuple[StubProcess, OutputLog, l
     os.close(out[1])
     os.close(err[1])
     printed, exits = OutputLog(), list[int]()
-    spawn = SpawnArguments("", "", 0, 0, 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
+    spawn = SpawnArguments("ipc:///nowhere", "", "", 0, 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
     stub = StubLaunch(spawn, lifeline, printed, exits.append)
     process = StubProcess(child.pid, os.pidfd_open(child.pid), stub, (out[0], err[0]))
     process.reap_on_exit(child.wait)
