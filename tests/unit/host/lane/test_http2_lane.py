@@ -388,17 +388,8 @@ conversations = st.lists(requests() | requests() | chats() | chats() | others | 
 
 
 @given(conversations, st.lists(st.integers(0, 99999), max_size=6), limits, st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=5_000 if ALL else 150, deadline=None)
 def test_random_conversations_are_equal(
-    parts: list[bytes], cuts: list[int], limits: ConnectionLimits, pause: bool
-) -> None:
-    assert_equal([PREFACE + SETTINGS, *cut(b"".join(parts), cuts)], limits, pause)
-
-
-@pytest.mark.test_all(reason="many examples")
-@given(conversations, st.lists(st.integers(0, 99999), max_size=6), limits, st.booleans())
-@settings(max_examples=5_000, deadline=None)
-def test_many_random_conversations_are_equal(
     parts: list[bytes], cuts: list[int], limits: ConnectionLimits, pause: bool
 ) -> None:
     assert_equal([PREFACE + SETTINGS, *cut(b"".join(parts), cuts)], limits, pause)

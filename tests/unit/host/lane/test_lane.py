@@ -30,6 +30,7 @@ from host.frontends.grpc.methods import GrpcOptions, RpcContext, UnaryMethod
 from host.inference.request import InferRequest, InferResponse, RequestShape, Tensor
 from host.instances.regions import Regions
 from host.lane import encode_response, message_reader, state
+from tests.conftest import ALL
 from tests.unit.host.frontends.grpc.h2.test_hpack import (
     CAPTURED,
     FIELDS,
@@ -92,8 +93,8 @@ def test_headers_with_a_changed_byte_are_equal(client: str, change: int) -> None
         assert_equal_headers([first, second[:place]])
 
 
-@given(st.lists(step, max_size=8), st.binary(max_size=60))
-@settings(max_examples=150, deadline=None)
+@given(st.lists(step, max_size=12), st.binary(max_size=60))
+@settings(max_examples=3_000 if ALL else 150, deadline=None)
 def test_encoded_and_damaged_headers_are_equal(steps: list[Any], last: bytes) -> None:
     assert_equal_headers([*encode(steps), last])
 
@@ -248,10 +249,12 @@ def damaged(data: bytes, damage: tuple[int, bytes, int] | None) -> bytes:
     return data[:at] + piece + data[at + cut :]
 
 
-@given(requests(), DAMAGE)
-@settings(max_examples=300, deadline=None)
-def test_requests_are_equal(data: bytes, damage: tuple[int, bytes, int] | None) -> None:
-    assert_equal_request(damaged(data, damage))
+@given(requests(), st.lists(DAMAGE, max_size=3))
+@settings(max_examples=3_000 if ALL else 300, deadline=None)
+def test_requests_are_equal(data: bytes, damages: list[Any]) -> None:
+    for damage in damages:
+        data = damaged(data, damage)
+    assert_equal_request(data)
 
 
 @given(st.lists(requests(), min_size=2, max_size=3), st.binary(max_size=9))
@@ -260,16 +263,6 @@ def test_fields_that_are_repeated_or_in_another_order_are_equal(
     parts: list[bytes], last: bytes
 ) -> None:
     assert_equal_request(b"".join(parts) + last)
-
-
-@pytest.mark.test_all(reason="many examples")
-@given(requests(), st.lists(DAMAGE, max_size=3), st.lists(step, max_size=12))
-@settings(max_examples=3_000, deadline=None)
-def test_many_inputs_are_equal(data: bytes, damages: list[Any], steps: list[Any]) -> None:
-    for damage in damages:
-        data = damaged(data, damage)
-    assert_equal_request(data)
-    assert_equal_headers(encode(steps))
 
 
 def usual() -> pb.ModelInferRequest:

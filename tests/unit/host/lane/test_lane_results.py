@@ -15,6 +15,7 @@ from host.instances import stub_session
 from host.lane import results_reader, state
 from stub.wire import messages as m
 from stub.wire.messages import WireError, WireResponse, WireTensor
+from tests.conftest import ALL
 from tests.fuzz.frames_target import read_in_lane
 from tests.unit.host.instances.test_stub_session import Tracked, done, output
 from tests.unit.host.lane.test_lane import DAMAGE, damaged
@@ -70,16 +71,9 @@ def frames(draw: Any) -> bytes:
     return m.encode([*messages, end])
 
 
-@given(frames(), DAMAGE)
-@settings(max_examples=200, deadline=None)
-def test_results_are_equal(frame: bytes, damage: tuple[int, bytes, int] | None) -> None:
-    read_in_lane(damaged(frame, damage))
-
-
-@pytest.mark.test_all(reason="many examples")
 @given(frames(), st.lists(DAMAGE, max_size=3))
-@settings(max_examples=10_000, deadline=None)
-def test_many_results_are_equal(frame: bytes, damages: Sequence[Any]) -> None:
+@settings(max_examples=10_000 if ALL else 200, deadline=None)
+def test_results_are_equal(frame: bytes, damages: Sequence[Any]) -> None:
     for damage in damages:
         frame = damaged(frame, damage)
     read_in_lane(frame)

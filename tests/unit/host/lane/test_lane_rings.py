@@ -13,6 +13,7 @@ from host.instances.ring_link import FrameReceiver, FrameSender
 from host.lane import read_record, state, write_record
 from stub.wire import ring
 from stub.wire.ring import RING_BYTES, RingError, RingReader, RingWriter
+from tests.conftest import ALL
 
 pytestmark = pytest.mark.skipif(read_record is None, reason=f"the compiled lane is {state}")
 
@@ -105,15 +106,8 @@ def assert_equal(steps: list[Step]) -> None:
 
 
 @given(STEPS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=1_000 if ALL else 100, deadline=None)
 def test_rings_are_equal(steps: list[Step]) -> None:
-    assert_equal(steps)
-
-
-@pytest.mark.test_all(reason="many examples")
-@given(STEPS)
-@settings(max_examples=1_000, deadline=None)
-def test_many_rings_are_equal(steps: list[Step]) -> None:
     assert_equal(steps)
 
 

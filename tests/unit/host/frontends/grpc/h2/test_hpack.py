@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from host.frontends.grpc.h2.headers import Fields, HeaderDecoder
 from host.frontends.grpc.h2.hpack import HpackDecoder, UsualRequest
+from tests.conftest import ALL
 
 MAX_LIST = 2000
 FIELDS = [
@@ -165,23 +166,18 @@ def encode(steps: list[Any]) -> list[bytes]:
     return blocks
 
 
-@given(st.lists(step, max_size=8))
-@settings(max_examples=150, deadline=None)
-def test_encoded_and_damaged_fields_are_decoded_as_by_the_library(steps: list[Any]) -> None:
-    assert_equal(encode(steps))
+@given(st.lists(step, max_size=12), st.lists(st.binary(max_size=200), max_size=4))
+@settings(max_examples=5_000 if ALL else 150, deadline=None)
+def test_encoded_damaged_and_other_blocks_are_decoded_as_by_the_library(
+    steps: list[Any], others: list[bytes]
+) -> None:
+    assert_equal([*encode(steps), *others])
 
 
 @given(st.lists(st.binary(max_size=60), max_size=4))
 @settings(max_examples=300, deadline=None)
 def test_any_bytes_are_decoded_as_by_the_library(blocks: list[bytes]) -> None:
     assert_equal(blocks)
-
-
-@pytest.mark.test_all(reason="many examples")
-@given(st.lists(step, max_size=12), st.lists(st.binary(max_size=200), max_size=4))
-@settings(max_examples=5_000, deadline=None)
-def test_many_blocks_are_decoded_as_by_the_library(steps: list[Any], others: list[bytes]) -> None:
-    assert_equal([*encode(steps), *others])
 
 
 def test_huffman_codes_of_all_symbols_are_decoded() -> None:
