@@ -6,9 +6,8 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from host.config.defaults import InstanceSpec, instance_specs
+from host.config.instance_groups import InstanceSpec, instance_specs
 from host.config.json_form import to_json
 from host.config.parameters import max_concurrent_batches, max_initializing_instances
 from host.config.schema import ConfigPart, ModelConfig
@@ -50,8 +49,9 @@ class InstancePlan:
 class InstanceFactory:
     """Makes the instances of `model`; `start` starts a stub.
 
-    `limiter`: the rate limiter if executions need resources. `policies`: the host policies.
-    `initializing`: slots that instances of all models hold while they initialise.
+    `flow`: when a response sender has to wait. `limiter`: the rate limiter if executions need
+    resources. `policies`: the host policies. `initializing`: slots that instances of all models
+    hold while they initialise.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class InstanceFactory:
         model: PythonModel,
         start: Start,
         source: ModelSource,
-        arguments: InitializeArguments,
+        flow: FlowControlSettings,
         warmup: Warmup,
         limiter: RateLimiter | None,
         policies: HostPolicies,
@@ -71,7 +71,8 @@ class InstanceFactory:
         self._model = model
         self._start = start
         self._source = source
-        self._arguments = arguments
+        self._flow = flow
+        self._arguments = InitializeArguments(model.config, source)
         self._warmup = warmup
         self._plans: dict[Supervisor, InstancePlan] = {}
         self._limiter = limiter
@@ -120,17 +121,17 @@ class InstanceFactory:
     async def _initialize(
         self, stub: Instance, plan: InstancePlan, arguments: InitializeArguments
     ) -> None:
-        spec, policy = plan.spec, plan.policy
+        spec, policy, config = plan.spec, plan.policy, arguments.config
         stub.label = Label(self._model.name, self._model.version, spec.name)
         message = Initialize(
             spec.name,
             self._source,
             arguments.for_instance(spec),
-            arguments.outputs,
-            arguments.decoupled,
-            arguments.overlap,
-            arguments.flow.max_outstanding_responses,
-            arguments.flow.send_timeout,
+            [output.name for output in config.output],
+            bool(config.model_transaction_policy.decoupled),
+            max_concurrent_batches(config),
+            self._flow.max_outstanding_responses,
+            self._flow.send_timeout,
             tuple(policy.cores),
             policy.node,
         )
@@ -177,9 +178,9 @@ class InstanceFactory:
             for supervisor, plan in self._plans.items()
             if supervisor not in surplus
         }
-        arguments = self._arguments.for_config(config)
+        arguments = InitializeArguments(config, self._source)
         plans = self.plan_instances([_with_unique_name(spec, stay) for spec in missing], config)
-        change = InstanceChange(self, config, arguments, list(surplus), finalize)
+        change = InstanceChange(self, arguments, list(surplus), finalize)
         try:
             for plan in plans:
                 change.made.append((await self._launch(plan, arguments), plan))
@@ -192,7 +193,7 @@ class InstanceFactory:
 
     def commit(self, change: InstanceChange) -> None:
         """Lets new instances take work, and lets surplus ones finish theirs."""
-        self._model.config = change.config
+        self._model.config = change.arguments.config
         self._arguments = change.arguments
         self.start_accepting(change.made)
         for supervisor in change.surplus:
@@ -235,7 +236,6 @@ class InstanceChange:
     """
 
     factory: InstanceFactory
-    config: ModelConfig
     arguments: InitializeArguments
     surplus: list[Supervisor]
     finalize: float
@@ -287,39 +287,28 @@ def _permit_of(supervisor: InstanceSlot) -> Permit:
     return supervisor.permit
 
 
-def preload_arguments(config: ModelConfig, directory: Path, version: int) -> dict[str, str]:
+def preload_arguments(config: ModelConfig, source: ModelSource) -> dict[str, str]:
     """The argument of `preload`: that of `initialize` without what differs between instances.
 
     `config`: the configuration before the model has completed it.
     """
     return {
         "model_config": to_json(config),
-        "model_repository": str(directory),
-        "model_version": str(version),
+        "model_repository": source.directory,
+        "model_version": str(source.version),
         "model_name": config.name,
     }
 
 
 class InitializeArguments:
-    """The arguments of the model's `initialize`.
+    """The arguments of the model's `initialize`, for a configuration of the model.
 
     Source: docs/reference/model-methods.md, "initialize".
     """
 
-    def __init__(
-        self, directory: Path, version: int, config: ModelConfig, flow: FlowControlSettings
-    ) -> None:
-        self.outputs = [output.name for output in config.output]
-        self.decoupled = bool(config.model_transaction_policy.decoupled)
-        self.overlap = max_concurrent_batches(config)
-        self.flow = flow
-        self._common = preload_arguments(config, directory, version)
-
-    def for_config(self, config: ModelConfig) -> InitializeArguments:
-        """The arguments for another configuration of the model."""
-        common = self._common
-        path, version = Path(common["model_repository"]), int(common["model_version"])
-        return InitializeArguments(path, version, config, self.flow)
+    def __init__(self, config: ModelConfig, source: ModelSource) -> None:
+        self.config = config
+        self._common = preload_arguments(config, source)
 
     def for_instance(self, spec: InstanceSpec) -> dict[str, str]:
         """The arguments of one instance."""

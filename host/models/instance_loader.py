@@ -17,7 +17,7 @@ import msgspec
 
 from host.cache.responses import ResponseCache, ResponseStore
 from host.config.auto_complete import complete_config
-from host.config.defaults import InstanceSpec, instance_specs
+from host.config.instance_groups import InstanceSpec, instance_specs
 from host.config.json_form import to_json
 from host.config.model_config import LoadedConfig, load_config
 from host.config.parameters import input_memory_message, wants_preload
@@ -33,7 +33,6 @@ from host.logs.formats import Label, model_fields
 from host.metrics.latency import MetricsSettings
 from host.models.backends import Backends
 from host.models.instance_factory import (
-    InitializeArguments,
     InstanceFactory,
     InstancePlan,
     Start,
@@ -107,7 +106,7 @@ class Loader:
         stubs: list[Instance] = []
         plans: list[InstancePlan] = []
         try:
-            prepared = await self._prepare(label, directory, loaded.config, source, environment)
+            prepared = await self._prepare(label, loaded.config, source, environment)
             start = partial(
                 self._pool.start_instance,
                 environment=environment,
@@ -127,7 +126,7 @@ class Loader:
                 model,
                 start,
                 source,
-                InitializeArguments(directory, version, config, self._flow),
+                self._flow,
                 warmup,
                 self._limiter,
                 self._policies,
@@ -157,7 +156,6 @@ class Loader:
     async def _prepare(
         self,
         label: Label,
-        directory: Path,
         config: ModelConfig,
         source: ModelSource,
         environment: Environment | None,
@@ -167,7 +165,7 @@ class Loader:
             return None
         if not await asyncio.to_thread(is_prepared, config, source):
             return None
-        job = PreloadJob(source, preload_arguments(config, directory, label.version))
+        job = PreloadJob(source, preload_arguments(config, source))
         return await self._pool.prepare_model(label, msgspec.json.encode(job), environment)
 
     async def _make_model(
