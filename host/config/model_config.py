@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from host.config.defaults import (
+from host.config.defaults import normalise_config, resolve_backend
+from host.config.findings import ConfigSource, Finding, Findings, first_error, raise_first
+from host.config.instance_groups import (
     check_instance_groups,
-    normalise_config,
     normalise_instance_groups,
-    resolve_backend,
     use_cpu_without_gpus,
 )
-from host.config.findings import ConfigSource, Finding, Findings, first_error, raise_first
 from host.config.json_form import from_json
 from host.config.pbtxt import decode_pbtxt, fill_template, parse_pbtxt_with_source
 from host.config.schema import ModelConfig, new_config

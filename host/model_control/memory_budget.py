@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from host.config.defaults import instance_specs
+from host.config.instance_groups import instance_specs
 from host.config.parameters import is_pinned, stated_gpu_memory, stated_memory
 from host.config.schema import ModelConfig
 from host.environments.program import ProgramError

@@ -323,7 +323,7 @@ TESTS_OF_FIELDS = {
             "sequence_batching.state.initial_state.zero_data"
         ),
     },
-    "test_defaults.py": {
+    "test_instance_groups.py": {
         "test_gpus_of_a_group_share_the_names_of_its_instances": (
             "instance_group.kind instance_group.gpus"
         ),

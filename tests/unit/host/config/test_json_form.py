@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from host.config.defaults import normalise_config, normalise_instance_groups
+from host.config.defaults import normalise_config
+from host.config.instance_groups import normalise_instance_groups
 from host.config.json_form import from_json, to_dict, to_json
 from host.config.pbtxt import parse_pbtxt, to_pbtxt
 from host.config.schema import INTEGER_RANGES, Field, field_kind, is_map, is_repeated, new_config

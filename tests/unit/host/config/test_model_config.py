@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from host.config.auto_complete import complete_config
-from host.config.defaults import InstanceSpec, instance_specs
+from host.config.instance_groups import InstanceSpec, instance_specs
 from host.config.json_form import to_json
 from host.config.model_config import LoadedConfig, checked_load_name, config_file, load_config
 from host.errors import ErrorCode, HostError
