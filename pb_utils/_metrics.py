@@ -35,7 +35,7 @@ _UNSUPPORTED = {
 }
 
 
-class _EndedRuntime(_runtime.NoHostRuntime):
+class _EndedRuntime(_runtime.Runtime):
     """The runtime of families that outlive their model instance."""
 
     def change_metric(self, metric: int, change: str, value: float) -> None:

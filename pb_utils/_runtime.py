@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Callable, Protocol
+from typing import TYPE_CHECKING, Callable
 
 from pb_utils._exceptions import TritonModelException
 
@@ -25,14 +25,20 @@ must not block.
 """
 
 
-class Runtime(Protocol):
+class Runtime:
     """The calls that the API makes to the process that runs the model.
 
-    Any thread may call the methods. They release the GIL while they wait.
+    Any thread may call the methods. They release the GIL while they wait. This class is the runtime
+    outside of a server: it writes log messages to stderr, and all other calls fail.
+
+    Attributes:
+        in_server: whether a server runs the model.
     """
 
+    in_server = False
+
     def log(self, level: int, filename: str, line: int, message: str) -> None:
-        """Writes a message to the server's log.
+        """Writes a message to the server's log, here in the format of a stub without a connection.
 
         Args:
             level: 0 INFO, 1 WARNING, 2 ERROR or 3 VERBOSE.
@@ -40,7 +46,13 @@ class Runtime(Protocol):
             line: line of the caller.
             message: the text.
         """
-        ...
+        micros = time.time_ns() // 1000
+        stamp = time.strftime("%m%d %H:%M:%S", time.gmtime(micros // 1_000_000))
+        sys.stderr.write(
+            f"{'IWEI'[level]}{stamp}.{micros % 1_000_000:06d} {os.getpid()} "
+            f"{filename}:{line}]  {message}\n"
+        )
+        sys.stderr.flush()
 
     def exec(self, request: RequestFields) -> InferenceResponse:
         """Sends a request to another model, and waits for its only response.
@@ -50,7 +62,7 @@ class Runtime(Protocol):
         Raises:
             TritonModelException: requests to other models are not allowed at this time.
         """
-        ...
+        raise self._unsupported("A request to another model (BLS)")
 
     def send_request(
         self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
@@ -70,19 +82,19 @@ class Runtime(Protocol):
         Raises:
             TritonModelException: requests to other models are not allowed at this time.
         """
-        ...
+        raise self._unsupported("A request to another model (BLS)")
 
     def waiting(self) -> AbstractContextManager[None]:
         """Returns a context manager for waiting for a response to ``send_request``."""
-        ...
+        return nullcontext()
 
     def model_dir(self) -> str:
         """Returns the folder of the model's version."""
-        ...
+        raise self._unsupported("get_model_dir()")
 
     def free_memory(self) -> int:
         """Returns the free shared memory of this instance in bytes."""
-        ...
+        raise self._unsupported("free_memory()")
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes], hold: bool) -> None:
         """Loads a model, and waits until it is loaded.
@@ -96,7 +108,7 @@ class Runtime(Protocol):
         Raises:
             TritonModelException: the model cannot be loaded.
         """
-        ...
+        raise self._unsupported("load_model()")
 
     def unload_model(self, name: str, dependents: bool) -> None:
         """Starts to unload a model, and with ``dependents`` the models of an ensemble's steps.
@@ -104,7 +116,7 @@ class Runtime(Protocol):
         Raises:
             TritonModelException: the model cannot be unloaded.
         """
-        ...
+        raise self._unsupported("unload_model()")
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Returns whether a model is ready. ``version`` is empty for any version.
@@ -112,7 +124,7 @@ class Runtime(Protocol):
         Raises:
             TritonModelException: the server has no such model or version.
         """
-        ...
+        raise self._unsupported("is_model_ready()")
 
     def new_metric_family(self, name: str, description: str, kind: int) -> int:
         """Registers a metric family and returns its number.
@@ -120,7 +132,7 @@ class Runtime(Protocol):
         Raises:
             TritonModelException: the server rejects it.
         """
-        ...
+        raise self._unsupported("MetricFamily")
 
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
@@ -130,14 +142,14 @@ class Runtime(Protocol):
         Raises:
             TritonModelException: the server rejects it.
         """
-        ...
+        raise self._unsupported("Metric")
 
     def change_metric(self, metric: int, change: str, value: float) -> None:
         """Changes the value of a metric; ``change`` is ``increment``, ``set`` or ``observe``.
 
         The API has checked before that the metric allows the change. The next scrape shows it.
         """
-        ...
+        raise self._unsupported("Metric")
 
     def read_metric(self, metric: int) -> float:
         """Returns the value of a metric.
@@ -145,87 +157,13 @@ class Runtime(Protocol):
         Raises:
             TritonModelException: the server rejects the call.
         """
-        ...
+        raise self._unsupported("Metric")
 
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
         """Removes metrics and families. Finalisers call it, so it must not take a lock."""
-        ...
 
     def error_message(self, text: str) -> str:
         """Returns the text that a server gives for a rejected call of this model."""
-        ...
-
-
-class NoHostRuntime:
-    """The runtime outside of a server. It writes log messages to stderr; all other calls fail."""
-
-    def log(self, level: int, filename: str, line: int, message: str) -> None:
-        """Writes the message to stderr, in the format of a stub without a connection."""
-        micros = time.time_ns() // 1000
-        stamp = time.strftime("%m%d %H:%M:%S", time.gmtime(micros // 1_000_000))
-        sys.stderr.write(
-            f"{'IWEI'[level]}{stamp}.{micros % 1_000_000:06d} {os.getpid()} "
-            f"{filename}:{line}]  {message}\n"
-        )
-        sys.stderr.flush()
-
-    def exec(self, request: RequestFields) -> InferenceResponse:
-        """Always raises TritonModelException: no server runs the model."""
-        raise self._unsupported("A request to another model (BLS)")
-
-    def send_request(
-        self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
-    ) -> Callable[[], None]:
-        """Always raises TritonModelException: no server runs the model."""
-        raise self._unsupported("A request to another model (BLS)")
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Returns a context manager that does nothing."""
-        return nullcontext()
-
-    def model_dir(self) -> str:
-        """Always raises TritonModelException: no server runs the model."""
-        raise self._unsupported("get_model_dir()")
-
-    def free_memory(self) -> int:
-        """Always raises TritonModelException: no server runs the model."""
-        raise self._unsupported("free_memory()")
-
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes], hold: bool) -> None:
-        """Always raises TritonModelException: no server runs the model."""
-        raise self._unsupported("load_model()")
-
-    def unload_model(self, name: str, dependents: bool) -> None:
-        """Always raises TritonModelException: no server runs the model."""
-        raise self._unsupported("unload_model()")
-
-    def is_model_ready(self, name: str, version: str) -> bool:
-        """Always raises TritonModelException: no server runs the model."""
-        raise self._unsupported("is_model_ready()")
-
-    def new_metric_family(self, name: str, description: str, kind: int) -> int:
-        """Always raises TritonModelException: no server runs the model."""
-        raise self._unsupported("MetricFamily")
-
-    def new_metric(
-        self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
-    ) -> int:
-        """Always raises TritonModelException: no server runs the model."""
-        raise self._unsupported("Metric")
-
-    def change_metric(self, metric: int, change: str, value: float) -> None:
-        """Always raises TritonModelException: no server runs the model."""
-        raise self._unsupported("Metric")
-
-    def read_metric(self, metric: int) -> float:
-        """Always raises TritonModelException: no server runs the model."""
-        raise self._unsupported("Metric")
-
-    def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
-        """Does nothing: the runtime that created the metrics has ended."""
-
-    def error_message(self, text: str) -> str:
-        """Returns the text unchanged."""
         return text
 
     def _unsupported(self, what: str) -> TritonModelException:
@@ -235,7 +173,7 @@ class NoHostRuntime:
         )
 
 
-_installed: Runtime = NoHostRuntime()
+_installed = Runtime()
 # For threads, which do not inherit the context of the thread that started them.
 _thread_runtime: Runtime | None = None
 _override: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar(
@@ -267,7 +205,7 @@ def use(runtime: Runtime, persistent: bool = False) -> Iterator[None]:
     """
     global _thread_runtime
     before = _thread_runtime
-    if isinstance(_installed, NoHostRuntime) and _override.get() is None:
+    if not _installed.in_server and _override.get() is None:
         _thread_runtime = runtime
     token = _override.set(runtime)
     try:

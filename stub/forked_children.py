@@ -13,7 +13,7 @@ from typing import Callable, List, Optional
 
 import pb_utils
 from pb_utils._request_fields import RequestFields
-from pb_utils._runtime import NoHostRuntime, ResponseReceiver
+from pb_utils._runtime import ResponseReceiver, Runtime
 from stub.conversion import (
     ConversionError,
     inline_wire_response,
@@ -93,7 +93,7 @@ class ForkedChildren:
         self._runtime.send_wire_request(self._runtime.next_bls_number(), request, False, answer)
 
 
-class ForkedChildRuntime(NoHostRuntime):
+class ForkedChildRuntime(Runtime):
     """The runtime of `pb_utils` in a forked child: it relays BLS requests, and prints log lines."""
 
     def __init__(self, relay: socket.socket, memory: StubMemory, parent: StubRuntime) -> None:

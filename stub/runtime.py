@@ -20,7 +20,7 @@ from typing import (
 import pb_utils
 from pb_utils._model_texts import BLS_NOT_ALLOWED, limit_text
 from pb_utils._request_fields import RequestFields
-from pb_utils._runtime import ResponseReceiver
+from pb_utils._runtime import ResponseReceiver, Runtime
 from stub.bls_exchange import BlsBursts, BlsReader, BlsWaiter
 from stub.conversion import (
     ConversionError,
@@ -54,12 +54,14 @@ WireResponseReceiver = Callable[[Optional[WireResponse], bool], None]
 """Receives a response and whether it is final; called on the thread that reads responses."""
 
 
-class StubRuntime(HostCalls):
-    """Implements `pb_utils._runtime.Runtime` over the channel; any thread may call.
+class StubRuntime(HostCalls, Runtime):
+    """The runtime of `pb_utils` over the channel; any thread may call.
 
     `handle_other` handles messages that arrive with a BLS response; `wake` wakes the service
     thread, which calls `send_after_deferred`.
     """
+
+    in_server = True
 
     def __init__(
         self,

@@ -135,7 +135,7 @@ class ModelHarness:
         self._runtime = HarnessRuntime(
             source.directory / source.version,
             _loading.instance_name(config),
-            OtherModels(_StandIns(models), self.control),
+            OtherModels(models, _to_stand_in, self.control),
             self.logs,
             response_timeout,
             on_log,
@@ -467,24 +467,6 @@ class ModelHarness:
         )
 
 
-class _StandIns(Mapping[str, "StandIn"]):
-    """The stand-ins by model name, with the instances of harnesses instead of harnesses.
-
-    A model is looked up when a request for it arrives, so that a mapping may load it then.
-    """
-
-    def __init__(self, models: Mapping[str, Fake]) -> None:
-        self._models = models
-
-    def __getitem__(self, name: str) -> StandIn:
-        model = self._models[name]
-        return model._instance if isinstance(model, ModelHarness) else model
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._models
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._models)
-
-    def __len__(self) -> int:
-        return len(self._models)
+def _to_stand_in(model: Fake) -> StandIn:
+    """Returns a stand-in: for a harness its instance, others as they are."""
+    return model._instance if isinstance(model, ModelHarness) else model

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,7 +41,7 @@ class LogRecord(NamedTuple):
     line: int
 
 
-class HarnessRuntime:
+class HarnessRuntime(_runtime.Runtime):
     """Serves the model's calls of the API from the objects of the test."""
 
     def __init__(
@@ -99,10 +99,6 @@ class HarnessRuntime:
         assert response is not None
         return response
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """Returns a context manager that does nothing: stand-ins have their own threads."""
-        return nullcontext()
-
     def send_request(
         self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
@@ -132,10 +128,8 @@ class HarnessRuntime:
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes], hold: bool) -> None:
         """Loads another model."""
-        try:
+        with self._server_errors():
             self._other_models.load_model(name, config, files, hold)
-        except TritonModelException as error:
-            raise self._as_server_error(error) from None
 
     def unload_model(self, name: str, dependents: bool) -> None:
         """Unloads another model."""
@@ -143,26 +137,20 @@ class HarnessRuntime:
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Returns whether another model is ready."""
-        try:
+        with self._server_errors():
             return self._other_models.is_model_ready(name, version)
-        except TritonModelException as error:
-            raise self._as_server_error(error) from None
 
     def new_metric_family(self, name: str, description: str, kind: int) -> int:
         """Registers a metric family."""
-        try:
+        with self._server_errors():
             return self.metrics.new_family(name, kind)
-        except TritonModelException as error:
-            raise self._as_server_error(error) from None
 
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
     ) -> int:
         """Creates a metric."""
-        try:
+        with self._server_errors():
             return self.metrics.new_metric(family, labels, buckets)
-        except TritonModelException as error:
-            raise self._as_server_error(error) from None
 
     def change_metric(self, metric: int, change: str, value: float) -> None:
         """Changes a metric."""
@@ -180,8 +168,13 @@ class HarnessRuntime:
         """Returns the text that a server gives for a rejected call."""
         return texts.failed_call(self._instance_name, text)
 
-    def _as_server_error(self, error: TritonModelException) -> TritonModelException:
-        return TritonModelException(self.error_message(str(error)))
+    @contextmanager
+    def _server_errors(self) -> Iterator[None]:
+        """Raises errors with the text of a server."""
+        try:
+            yield
+        except TritonModelException as error:
+            raise TritonModelException(self.error_message(str(error))) from None
 
     def _check_bls_allowed(self) -> None:
         if not self.bls_allowed:

@@ -52,14 +52,22 @@ class ModelControl(NamedTuple):
 class OtherModels:
     """Replaces a model repository. All models are loaded at first. Error texts are a server's."""
 
-    def __init__(self, models: Mapping[str, StandIn], control: list[ModelControl]) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, Any],
+        to_stand_in: Callable[[Any], StandIn],
+        control: list[ModelControl],
+    ) -> None:
         """Creates the repository.
 
         Args:
-            models: the stand-ins by model name.
+            models: what the test has passed, by model name. A model is looked up when a request for
+                it arrives, so that a mapping may load it then.
+            to_stand_in: returns the stand-in for one of them.
             control: the list to which calls of model control are appended.
         """
         self._models = models
+        self._to_stand_in = to_stand_in
         self._control = control
         self._unloaded: set[str] = set()
         self._added: set[str] = set()
@@ -98,8 +106,11 @@ class OtherModels:
         if name in self._unloaded:
             raise TritonModelException(texts.unknown_model(name, "has no available versions"))
         _check_version(version)
-        model = self._models.get(name)
+        model = self._find(name) if name in self._models else None
         return model.accepts_requests() if isinstance(model, Instance) else True
+
+    def _find(self, name: str) -> StandIn:
+        return self._to_stand_in(self._models[name])
 
     def infer(
         self,
@@ -117,7 +128,7 @@ class OtherModels:
         if problem:
             receive(error_response(texts.failed_bls(request._model_name, problem)), True)
             return
-        model = self._models[request._model_name]
+        model = self._find(request._model_name)
         pending_request = PendingRequest(
             decoupled, discard_response, cancelled, request._requested_output_names
         )
@@ -143,7 +154,7 @@ class OtherModels:
             return texts.not_ready_for_bls(name)
         if name not in self._models:
             return f"pbhost.testing has no stand-in for model '{name}'; pass one in models="
-        model = self._models[name]
+        model = self._find(name)
         if isinstance(model, Instance) and model.decoupled and not decoupled:
             return texts.decoupled_needed_for_bls(name)
         return ""

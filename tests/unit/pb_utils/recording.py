@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pb_utils import InferenceResponse, TritonModelException
 from pb_utils._request_fields import RequestFields
 from pb_utils._response import Responder
-from pb_utils._runtime import ResponseReceiver
+from pb_utils._runtime import ResponseReceiver, Runtime
 
 
 class SentRequest:
@@ -24,7 +24,7 @@ class SentRequest:
         self.cancellations += 1
 
 
-class RecordingRuntime:
+class RecordingRuntime(Runtime):
     """Records every call. If ``refuses`` is set, it rejects calls with that text."""
 
     def __init__(self) -> None:

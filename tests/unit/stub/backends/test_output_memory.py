@@ -24,7 +24,7 @@ from tests.integration.test_backend_onnx import WIDE, save_wide  # noqa: E402
 LIMIT = 1 << 24
 
 
-class ArenaRuntime(_runtime.NoHostRuntime):
+class ArenaRuntime(_runtime.Runtime):
     """A runtime with shared memory and without a host."""
 
     def __init__(self) -> None:
