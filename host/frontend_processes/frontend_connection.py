@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,6 +34,8 @@ from stub.wire.messages import BlockRelease
 
 _log = logging.getLogger("pbhost")
 
+_Reply = TypeVar("_Reply", m.Drained, m.TlsReloaded)
+
 
 class FrontendConnection:
     """Serves one frontend process. Belongs to the event loop. Raises OSError.
@@ -59,8 +62,7 @@ class FrontendConnection:
         self._on_fault = on_fault
         self._open = True
         self.hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.drained: asyncio.Future[bool] | None = None
-        self.tls_reloaded: asyncio.Future[None] | None = None
+        self._replies: dict[type, asyncio.Future[Any]] = {}
         self.pong = True
         self.open_http = self.open_grpc = 0  # inference requests, while it drains
         self._files = RingFiles("pbhost-frontend-rings", 2)
@@ -89,6 +91,29 @@ class FrontendConnection:
         admissions: dict[int, Admission] = {}
         self._requests = ServedRequests(core, self._memory, self.send, api_keys, admissions)
         self._exchanges = ServedExchanges(core, services, app, api_keys, admissions, self.send)
+        requests, exchanges = self._requests, self._exchanges
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            m.Infer: requests.start,
+            m.RepeatedInfer: requests.repeat,
+            m.CancelInfer: lambda message: requests.cancel(message.number),
+            m.ResponseAck: lambda message: requests.acknowledge(message.number),
+            m.FinishTrace: requests.finish_trace,
+            BlockRelease: self._memory.release_blocks,
+            m.FindModel: exchanges.find_model,
+            m.AwaitModel: exchanges.await_model,
+            m.Authorize: exchanges.authorize,
+            m.CallRpc: exchanges.call_rpc,
+            m.OpenExchange: exchanges.open_exchange,
+            m.ExchangeBody: exchanges.body_received,
+            m.ExchangeSent: lambda message: exchanges.part_sent(message.number),
+            m.Cancel: lambda message: exchanges.cancel(message.number),
+            m.LogRecord: _log_record,
+            m.Hello: self._on_hello,
+            m.Drained: self._on_reply,
+            m.TlsReloaded: self._on_reply,
+            m.OpenRequestCounts: self._on_counts,
+            m.Pong: self._on_pong,
+        }
 
     def spawn_arguments(
         self, index: int, grpc: int, http: int, budget: BudgetFile
@@ -134,7 +159,7 @@ class FrontendConnection:
                 for message in m.decode_to_core(frame):
                     if not self._open:
                         return
-                    _HANDLERS[type(message)](self, message)
+                    self._handlers[type(message)](message)
         except (msgspec.DecodeError, KeyError, ValueError, IndexError) as error:
             self._fail(error)
         except Exception as error:  # a defect of ours: messages of the frame are lost
@@ -146,33 +171,35 @@ class FrontendConnection:
             self._link.close()
             self._on_fault(error)
 
-    def _on_hello(self, unrestricted: Sequence[str] = ()) -> None:
+    async def ask(
+        self, question: m.ToFrontend, kind: type[_Reply], seconds: float
+    ) -> _Reply | None:
+        """Sends a question; returns the reply of a kind, None if the process ends before.
+
+        Raises TimeoutError.
+        """
+        reply: asyncio.Future[_Reply | None] = asyncio.get_running_loop().create_future()
+        self._replies[kind] = reply
+        self.send(question)
+        return await asyncio.wait_for(reply, seconds)
+
+    def _on_reply(self, message: m.Drained | m.TlsReloaded) -> None:
+        reply = self._replies.get(type(message))
+        if reply is not None and not reply.done():
+            reply.set_result(message)
+
+    def _on_hello(self, message: m.Hello) -> None:
         if not self.hello.done():
             self.hello.set_result(None)
-            if unrestricted:
-                _log.warning("%s runs without %s", self._name, " and without ".join(unrestricted))
-
-    def _on_drained(self, in_time: bool) -> None:
-        if self.drained is not None and not self.drained.done():
-            self.drained.set_result(in_time)
-
-    def _on_tls_reloaded(self) -> None:
-        if self.tls_reloaded is not None and not self.tls_reloaded.done():
-            self.tls_reloaded.set_result(None)
+            if message.unrestricted:
+                without = " and without ".join(message.unrestricted)
+                _log.warning("%s runs without %s", self._name, without)
 
     def _on_counts(self, message: m.OpenRequestCounts) -> None:
         self.open_http, self.open_grpc = message.http, message.grpc
 
-    def _on_pong(self) -> None:
+    def _on_pong(self, message: m.Pong) -> None:
         self.pong = True
-
-    def _log_record(self, record: m.LogRecord) -> None:
-        if _log.isEnabledFor(record.level):
-            _log.handle(
-                _log.makeRecord(
-                    _log.name, record.level, record.path, record.line, record.text, (), None
-                )
-            )
 
     def close(self) -> None:
         """Ends all requests of the process, which has ended. A second call does nothing."""
@@ -186,30 +213,15 @@ class FrontendConnection:
         self._control.close()
         self._theirs.close()
         self._files.close()
-        self._on_hello()
-        self._on_drained(True)
-        self._on_tls_reloaded()
+        for waiting in (self.hello, *self._replies.values()):
+            if not waiting.done():
+                waiting.set_result(None)
 
 
-_HANDLERS: dict[type, Callable[..., None]] = {
-    m.Infer: lambda self, message: self._requests.start(message),
-    m.RepeatedInfer: lambda self, message: self._requests.repeat(message),
-    m.CancelInfer: lambda self, message: self._requests.cancel(message.number),
-    m.ResponseAck: lambda self, message: self._requests.acknowledge(message.number),
-    m.FinishTrace: lambda self, message: self._requests.finish_trace(message),
-    BlockRelease: lambda self, message: self._memory.release_blocks(message),
-    m.FindModel: lambda self, message: self._exchanges.find_model(message),
-    m.AwaitModel: lambda self, message: self._exchanges.await_model(message),
-    m.Authorize: lambda self, message: self._exchanges.authorize(message),
-    m.CallRpc: lambda self, message: self._exchanges.call_rpc(message),
-    m.OpenExchange: lambda self, message: self._exchanges.open_exchange(message),
-    m.ExchangeBody: lambda self, message: self._exchanges.body_received(message),
-    m.ExchangeSent: lambda self, message: self._exchanges.part_sent(message.number),
-    m.Cancel: lambda self, message: self._exchanges.cancel(message.number),
-    m.LogRecord: lambda self, message: self._log_record(message),
-    m.Hello: lambda self, message: self._on_hello(message.unrestricted),
-    m.Drained: lambda self, message: self._on_drained(message.in_time),
-    m.OpenRequestCounts: lambda self, message: self._on_counts(message),
-    m.TlsReloaded: lambda self, message: self._on_tls_reloaded(),
-    m.Pong: lambda self, message: self._on_pong(),
-}
+def _log_record(record: m.LogRecord) -> None:
+    if _log.isEnabledFor(record.level):
+        _log.handle(
+            _log.makeRecord(
+                _log.name, record.level, record.path, record.line, record.text, (), None
+            )
+        )

@@ -19,7 +19,15 @@ from host.errors import internal
 from host.frontend_processes.core_link import OUT_OF_MEMORY_STATUS
 from host.frontend_processes.frontend_connection import FrontendConnection
 from host.frontend_processes.frontend_link import BudgetFile, FrontendSpawn, SharedReceiveBudget
-from host.frontend_processes.frontend_messages import Drain, Ping, ReloadTls, Start, Stop
+from host.frontend_processes.frontend_messages import (
+    Drain,
+    Drained,
+    Ping,
+    ReloadTls,
+    Start,
+    Stop,
+    TlsReloaded,
+)
 from host.frontends.client_endpoints import grpc_tls, http_tls, start_service
 from host.frontends.grpc.methods import Services
 from host.frontends.http.inference_app import InferenceApp
@@ -342,20 +350,17 @@ class _Frontend:
         connection = self.connection
         if connection is None:
             return True
-        connection.drained = asyncio.get_running_loop().create_future()
-        connection.send(Drain(seconds))
         try:
-            return await asyncio.wait_for(connection.drained, seconds + _STOP_SECONDS)
+            reply = await connection.ask(Drain(seconds), Drained, seconds + _STOP_SECONDS)
         except asyncio.TimeoutError:
             return False
+        return reply is None or reply.in_time
 
     async def reload_tls(self) -> None:
         """Lets the process read the TLS files again; one that starts or dies does so anyway."""
-        connection = self.connection
-        if connection is not None:
-            connection.tls_reloaded = asyncio.get_running_loop().create_future()
-            connection.send(ReloadTls())
-            await asyncio.wait([connection.tls_reloaded], timeout=_RELOAD_SECONDS)
+        if self.connection is not None:
+            with suppress(asyncio.TimeoutError):
+                await self.connection.ask(ReloadTls(), TlsReloaded, _RELOAD_SECONDS)
 
     async def stop(self, seconds: float) -> None:
         """Ends the process, and waits for its end."""

@@ -20,10 +20,9 @@ from host.frontend_processes.frontend_messages import (
     WireTrace,
 )
 from host.inference.call import Call
-from host.inference.request import ExecutionTimes, InferRequest, InferResponse
+from host.inference.request import RequestTrace
 from host.models.registry import NotServedError
 from host.tracing.trace import TRACE_HEADERS
-from stub.wire.messages import TraceLink
 
 _MAX_ENTRIES = 4096
 _MAX_NAME_LENGTH = 512  # of a model that is remembered
@@ -210,7 +209,7 @@ class RemoteClient:
             sender.withdraw_admission()
 
 
-class RemoteTrace:
+class RemoteTrace(RequestTrace):
     """The part of a trace that a frontend records. Only the core knows whether it is kept."""
 
     def __init__(self, link: CoreLink, model: str, headers: dict[str, str]) -> None:
@@ -225,8 +224,6 @@ class RemoteTrace:
         self._wire = WireTrace(wire.number, wire.model, {}, [])
         return wire
 
-    # The endpoint's side of `RequestTrace`
-
     def record_event(self, name: str, ns: int = 0) -> None:
         """Records an event, at the current time unless another is given."""
         if not self._finished:
@@ -237,42 +234,6 @@ class RemoteTrace:
         if not self._finished:
             self._finished = True
             self._link.send(FinishTrace(self._wire, self._started))
-
-    # The model's side, which is in the core
-
-    @property
-    def trace_id(self) -> str:
-        """The core has the id."""
-        return ""
-
-    @property
-    def includes_tensors(self) -> bool:
-        """The core records tensors."""
-        return False
-
-    def create_child(self) -> RemoteTrace:
-        """Requests of models are made in the core."""
-        raise AssertionError("a frontend makes no requests for others")
-
-    def start_inference(self, request: InferRequest, model: str, version: int, ns: int) -> None:
-        """Recorded in the core."""
-
-    def reject_inference(self) -> None:
-        """Recorded in the core."""
-
-    def start_compute(self) -> TraceLink:
-        """Recorded in the core."""
-        raise AssertionError("a frontend sends no batches")
-
-    def headers_for_server(self) -> dict[str, str]:
-        """Recorded in the core."""
-        raise AssertionError("a frontend sends no requests to other servers")
-
-    def finish_compute(self, times: ExecutionTimes | None) -> None:
-        """Recorded in the core."""
-
-    def record_response(self, response: InferResponse | None, final: bool) -> None:
-        """Recorded in the core."""
 
 
 class RemoteTracer:

@@ -118,19 +118,24 @@ class Classification:
     batched: bool = False
 
 
-class RequestTrace(Protocol):
-    """The trace of a request."""
+class RequestTrace:
+    """The trace of a request. This base class records nothing."""
+
+    __slots__ = ()
 
     @property
     def trace_id(self) -> str:
         """The id of the trace."""
+        return ""
 
     @property
     def includes_tensors(self) -> bool:
         """Whether the trace includes the content of tensors."""
+        return False
 
     def create_child(self) -> RequestTrace:
         """The trace of a request that is made for this one."""
+        raise NotImplementedError
 
     def record_event(self, name: str, ns: int = 0) -> None:
         """Records an event in a frontend, at the current time unless another is given."""
@@ -149,9 +154,11 @@ class RequestTrace(Protocol):
 
         `finish_compute` follows.
         """
+        raise NotImplementedError
 
     def headers_for_server(self) -> dict[str, str]:
         """The W3C trace context for another server that runs the request; {} without one."""
+        raise NotImplementedError
 
     def finish_compute(self, times: ExecutionTimes | None) -> None:
         """Records the end of the batch; `times` is None if the stub died."""

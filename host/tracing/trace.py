@@ -17,6 +17,7 @@ from host.inference.request import (
     ExecutionTimes,
     InferRequest,
     InferResponse,
+    RequestTrace,
     Tensor,
     read_bytes,
 )
@@ -181,7 +182,7 @@ class TraceTree:
             self._on_complete(self)
 
 
-class Trace:
+class Trace(RequestTrace):
     """The trace of one request. All methods must be called on the event loop.
 
     `number` is the id of the trace. `parent` is the id of the trace whose request made this one, 0
