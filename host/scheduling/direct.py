@@ -58,9 +58,6 @@ class DirectScheduler(InstanceQueue):
         # The first and the last of `_ahead` at the last check.
         self._checked: dict[InstanceSlot, tuple[Call, Call]] = {}
 
-    def reserve(self, call: Call) -> None:
-        """Does nothing, as responses have no order."""
-
     def submit(self, call: Call) -> None:
         """Starts the call if an instance is free, otherwise queues it."""
         if self._queue:

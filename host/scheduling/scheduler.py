@@ -180,11 +180,10 @@ class Scheduler(CallHolder, ABC):
     def limit_executions(self, permit_of: Callable[[InstanceSlot], Permit]) -> None:
         """Runs a batch only once the rate limiter has granted the instance its resources."""
 
-    @abstractmethod
     def reserve(self, call: Call) -> None:
         """Called when a call arrives that may be answered from the cache or be submitted later.
 
-        It has its place in the order of responses from now on.
+        If responses have an order, it has its place in that from now on.
         """
 
     @abstractmethod

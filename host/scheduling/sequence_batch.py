@@ -83,6 +83,10 @@ class SequenceBatch(SlotHolder):
     def dispatch(self) -> None:
         """Starts what can be started."""
 
+    def resources_granted(self) -> None:
+        """Called when the resources that the instance waited for may be free."""
+        self.dispatch()
+
     def instance_ready(self) -> None:
         """Called when the instance has released its batch."""
         batch, self._batch = self._batch, ()

@@ -12,6 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from host.config.schema import ModelConfig
 from host.errors import HostError, invalid_argument, unavailable
@@ -22,7 +23,7 @@ from host.scheduling.dynamic import CanShareBatch, DynamicScheduler, hold_from_e
 from host.scheduling.queue import ExecutionGate, LimitedGate, OpenGate
 from host.scheduling.rate_limiter import Permit
 from host.scheduling.scheduler import Clock, CoalescingTimer, InstanceSlot, LoopClock, Scheduler
-from host.scheduling.sequence_batch import SequenceBatch
+from host.scheduling.sequence_batch import SequenceBatch, SequenceBatchOwner
 from host.scheduling.sequence_call import (
     END,
     START,
@@ -33,17 +34,16 @@ from host.scheduling.sequence_call import (
     SequenceStates,
     SlotHolder,
 )
-from host.scheduling.sequence_strategies import (
-    DirectSequenceBatch,
-    DirectStrategy,
-    OldestSequenceBatch,
-    OldestStrategy,
-)
+from host.scheduling.sequence_strategies import DirectSequenceBatch, OldestSequenceBatch
 
 _log = logging.getLogger("pbhost")
 
 BACKLOG_HOLD = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 """Environment variable: number of calls in the backlog before the first batch."""
+
+
+NewSequenceBatch = Callable[[SequenceBatchOwner, InstanceSlot, int, ExecutionGate], SequenceBatch]
+"""Makes the slots of an instance, by one of the strategies; the number is that of the slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class SequenceOptions:
     model: str
     slots: int
     idle: int
-    strategy: DirectStrategy | OldestStrategy
+    new_batch: NewSequenceBatch
     controls: ControlTensors
     iterative: bool = False
     outputs: tuple[str, ...] = ()
@@ -118,9 +118,6 @@ class SequenceScheduler(Scheduler):
         return len({*self._known.values(), *running} - {None})
 
     # Requests
-
-    def reserve(self, call: Call) -> None:
-        """Does nothing, as requests of sequences are never answered from a cache."""
 
     def refuse(self, call: Call, error: HostError) -> None:
         """Fails a call that will not run."""
@@ -381,23 +378,17 @@ class SequenceScheduler(Scheduler):
         if instance not in self.instances:
             self.instances.append(instance)
         shape = self._shape
-        gate = self.new_gate(instance, lambda: self._instance_ready_again(instance))
-        if isinstance(shape.strategy, DirectStrategy):
-            sequence_batch = DirectSequenceBatch(self, instance, shape.slots, gate, shape.strategy)
-        else:
-            sequence_batch = OldestSequenceBatch(self, instance, shape.slots, gate, shape.strategy)
+        gate = self.new_gate(instance, lambda: self._resources_granted(instance))
+        sequence_batch = shape.new_batch(self, instance, shape.slots, gate)
         self._sequence_batches[instance] = sequence_batch
         for number in range(shape.slots):
             self.slot_free(sequence_batch, number)
         self._end_hold()
 
-    def _instance_ready_again(self, instance: InstanceSlot) -> None:
-        """The resources that the instance waited for may be free."""
+    def _resources_granted(self, instance: InstanceSlot) -> None:
         sequence_batch = self._sequence_batches.get(instance)
-        if isinstance(sequence_batch, OldestSequenceBatch):
-            sequence_batch.instance_ready_again()
-        elif sequence_batch is not None:
-            sequence_batch.dispatch()
+        if sequence_batch is not None:
+            sequence_batch.resources_granted()
 
     def retire_instance(self, instance: InstanceSlot, then: Callable[[], None]) -> None:
         """As described by Scheduler."""
@@ -455,13 +446,16 @@ def sequence_scheduler(
     clock = LoopClock() if clock is None else clock
     batcher = config.sequence_batching
     slots = max(1, config.max_batch_size)
-    hold = hold_from_environment()
-    strategy: DirectStrategy | OldestStrategy
+    hold, backlog_hold = hold_from_environment(), 0
+    new_batch: NewSequenceBatch
     if batcher.HasField("oldest"):
         oldest, inner_hold, hold = batcher.oldest, hold, 0
         slots = oldest.max_candidate_sequences if oldest.max_candidate_sequences > 0 else slots
-        strategy = OldestStrategy(
-            lambda: DynamicScheduler(
+
+        def new_batch(
+            owner: SequenceBatchOwner, instance: InstanceSlot, count: int, gate: ExecutionGate
+        ) -> SequenceBatch:
+            inner = DynamicScheduler(
                 config.max_batch_size,
                 oldest.max_queue_delay_microseconds / 1e6,
                 compatible,
@@ -470,18 +464,22 @@ def sequence_scheduler(
                 hold=inner_hold,
                 clock=clock,
             )
-        )
+            return OldestSequenceBatch(owner, instance, count, gate, inner)
+
     else:
         direct = batcher.direct
-        delay = direct.max_queue_delay_microseconds * 1000
-        strategy = DirectStrategy(compatible, direct.minimum_slot_utilization, delay)
-    is_direct = isinstance(strategy, DirectStrategy)
-    backlog_hold = hold_from_environment(BACKLOG_HOLD) if is_direct else 0
+        new_batch = partial(
+            DirectSequenceBatch,
+            compatible=compatible,
+            utilization=direct.minimum_slot_utilization,
+            delay=direct.max_queue_delay_microseconds * 1000,
+        )
+        backlog_hold = hold_from_environment(BACKLOG_HOLD)
     shape = SequenceOptions(
         model=config.name,
         slots=slots,
         idle=batcher.max_sequence_idle_microseconds * 1000,
-        strategy=strategy,
+        new_batch=new_batch,
         controls=ControlTensors(batcher, config.max_batch_size > 0),
         iterative=batcher.iterative_sequence,
         outputs=tuple(output.name for output in config.output),

@@ -6,30 +6,23 @@ Source: docs/reference/scheduling.md, "Direct strategy" and "Oldest strategy".
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 from host.errors import HostError
 from host.inference.call import Call, FailureReason
 from host.inference.request import InferRequest, Tensor
-from host.scheduling.dynamic import DynamicScheduler
+from host.scheduling.dynamic import CanShareBatch, DynamicScheduler
 from host.scheduling.queue import ExecutionGate
 from host.scheduling.scheduler import CoalescingTimer, InstanceSlot
 from host.scheduling.sequence_batch import SequenceBatch, SequenceBatchOwner
 from host.scheduling.sequence_call import PaddingCall, Sequence, SequenceCall
 
 
-@dataclass(frozen=True, slots=True)
-class DirectStrategy:
-    """The direct strategy. `delay`: nanoseconds, used if `utilization` is more than 0."""
-
-    compatible: Callable[[Call, Call], bool]
-    utilization: float = 0.0
-    delay: int = 0
-
-
 class DirectSequenceBatch(SequenceBatch):
-    """The direct strategy: row i of a batch is slot i, with or without a request."""
+    """The direct strategy: row i of a batch is slot i, with or without a request.
+
+    `delay`: nanoseconds, used if `utilization` is more than 0.
+    """
 
     def __init__(
         self,
@@ -37,10 +30,15 @@ class DirectSequenceBatch(SequenceBatch):
         instance: InstanceSlot,
         count: int,
         gate: ExecutionGate,
-        strategy: DirectStrategy,
+        *,
+        compatible: CanShareBatch,
+        utilization: float,
+        delay: int,
     ) -> None:
         super().__init__(owner, instance, count, gate)
-        self._strategy = strategy
+        self._compatible = compatible
+        self._utilization = utilization
+        self._delay = delay
         self._alarm = CoalescingTimer(owner.clock, self.dispatch)
 
     def slot_ready(self, number: int) -> None:
@@ -76,12 +74,11 @@ class DirectSequenceBatch(SequenceBatch):
         return list(self._rows(ready))
 
     def _is_due(self, ready: list[SequenceCall]) -> bool:
-        strategy = self._strategy
-        if not strategy.utilization or not strategy.delay:
+        if not self._utilization or not self._delay:
             return True
-        if len(ready) / len(self.slots) >= strategy.utilization:
+        if len(ready) / len(self.slots) >= self._utilization:
             return True
-        due = min(call.queued_ns for call in ready) + strategy.delay
+        due = min(call.queued_ns for call in ready) + self._delay
         if self._owner.clock.now() >= due:
             return True
         self._alarm.schedule(due)
@@ -95,7 +92,7 @@ class DirectSequenceBatch(SequenceBatch):
         calls = dict(ready)
         for number in range(ready[-1][0] + 1):
             call = calls.get(number)
-            if call is not None and (call is first or self._strategy.compatible(first, call)):
+            if call is not None and (call is first or self._compatible(first, call)):
                 yield self.pop_call(number)
             else:
                 yield self._padding(first.request, model)
@@ -122,15 +119,11 @@ def _byte_size(tensor: Tensor) -> int:
     return 4 * elements
 
 
-@dataclass(frozen=True, slots=True)
-class OldestStrategy:
-    """The oldest strategy. `batches`: makes the scheduler of one instance's batches."""
-
-    batches: Callable[[], DynamicScheduler]
-
-
 class OldestSequenceBatch(SequenceBatch, InstanceSlot):
-    """The oldest strategy: one request of each slot at a time is a candidate for a batch."""
+    """The oldest strategy: one request of each slot at a time is a candidate for a batch.
+
+    `inner`: forms the batches of the instance.
+    """
 
     def __init__(
         self,
@@ -138,10 +131,10 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
         instance: InstanceSlot,
         count: int,
         gate: ExecutionGate,
-        strategy: OldestStrategy,
+        inner: DynamicScheduler,
     ) -> None:
         super().__init__(owner, instance, count, gate)
-        self._inner = strategy.batches()
+        self._inner = inner
         self._inner.gate = _InnerGate(gate, instance)
         self._in_flight: dict[SequenceCall, int] = {}
         """Calls that were passed on and are not released, with their slots."""
@@ -194,8 +187,8 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
         """Whether there is no sequence and no call was passed on."""
         return super().empty and not self._occupied
 
-    def instance_ready_again(self) -> None:
-        """The resources that the instance waited for may be free."""
+    def resources_granted(self) -> None:
+        """As the base class; calls that were passed on wait for them."""
         self._inner.dispatch()
 
     def cancel_call(self, call: Call) -> bool:
