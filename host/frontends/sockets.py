@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import socket
+import ssl
 import struct
 import termios
 from collections.abc import Callable
@@ -33,6 +34,26 @@ def listening_socket(address: str, port: int, reuse_port: bool = False) -> socke
         listener.close()
         raise _bind_error(f"Socket '{address}:{port}'", error) from None
     return listener
+
+
+async def accept_connections(
+    listening: socket.socket,
+    connect: Callable[[], asyncio.Protocol],
+    tls: ssl.SSLContext | None,
+    handshake_timeout: float,
+) -> asyncio.Server:
+    """Accepts the connections of a listening socket, which is closed if that fails."""
+    try:
+        return await asyncio.get_running_loop().create_server(
+            connect,
+            sock=listening,
+            ssl=tls,
+            ssl_handshake_timeout=handshake_timeout if tls else None,
+            backlog=BACKLOG,
+        )
+    except BaseException:  # also after a cancellation
+        listening.close()
+        raise
 
 
 def check_address(address: str, port: int, reuse_port: bool = False) -> None:

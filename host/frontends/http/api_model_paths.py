@@ -15,7 +15,9 @@ from host.frontends.http.api_schemas import (
     STRING,
     Operations,
     Schema,
+    array_schema,
     json_body,
+    object_schema,
     reference,
 )
 from host.inference.metadata import ModelMetadata, TensorMetadata
@@ -169,20 +171,12 @@ def _infer_schema(model: DescribedModel) -> Schema:
         inputs["prefixItems"] = first
     if others:
         inputs["items"] = {"anyOf": others}
-    return {
-        "type": "object",
-        "properties": {
-            "id": STRING,
-            "parameters": reference("RequestParameters"),
-            "inputs": inputs,
-            "outputs": {
-                "type": "array",
-                "description": "The requested outputs; all outputs if the array is empty.",
-                "items": _requested_outputs_schema(model.metadata.outputs),
-            },
-        },
-        "required": ["inputs"],
-    }
+    outputs = array_schema(_requested_output(model.metadata.outputs))
+    outputs["description"] = "The requested outputs; all outputs if the array is empty."
+    parameters = reference("RequestParameters")
+    return object_schema(
+        {"id": STRING, "parameters": parameters, "inputs": inputs, "outputs": outputs}, ["inputs"]
+    )
 
 
 def _infer_example(model: DescribedModel) -> Schema | None:
@@ -201,56 +195,36 @@ def _infer_example(model: DescribedModel) -> Schema | None:
     return example
 
 
-def _requested_outputs_schema(outputs: list[TensorMetadata]) -> Schema:
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"enum": [entry.name for entry in outputs]} if outputs else STRING,
-            "parameters": reference("OutputParameters"),
-        },
-        "required": ["name"],
-    }
+def _requested_output(outputs: list[TensorMetadata]) -> Schema:
+    name = {"enum": [entry.name for entry in outputs]} if outputs else STRING
+    return object_schema({"name": name, "parameters": reference("OutputParameters")}, ["name"])
 
 
 def _response_schema(metadata: ModelMetadata) -> Schema:
     outputs: Schema = {"type": "array"}
     if metadata.outputs:
         outputs["items"] = {"anyOf": [tensors.output_schema(entry) for entry in metadata.outputs]}
-    return {
-        "type": "object",
-        "properties": {
-            "id": STRING,
-            "model_name": {"const": metadata.name},
-            "model_version": STRING,
-            "parameters": {"type": "object"},
-            "outputs": outputs,
-        },
-        "required": ["model_name", "model_version", "outputs"],
+    members = {
+        "id": STRING,
+        "model_name": {"const": metadata.name},
+        "model_version": STRING,
+        "parameters": {"type": "object"},
+        "outputs": outputs,
     }
+    return object_schema(members, ["model_name", "model_version", "outputs"])
 
 
 def _generate(model: DescribedModel, operations: Operations, title: str, stream: bool) -> Schema:
-    properties: Schema = {
-        "id": STRING,
-        "parameters": reference("CustomParameters"),
-        **{
-            entry.name: {
+    members: Schema = {"id": STRING, "parameters": reference("CustomParameters")}
+    for entry in model.metadata.inputs:
+        if tensors.has_json_form(entry):
+            element = reference(f"{entry.datatype}-element")
+            members[entry.name] = {
                 "description": f"{entry.datatype} {entry.shape}",
-                "anyOf": [
-                    reference(f"{entry.datatype}-element"),
-                    tensors.values_schema(entry),
-                ],
+                "anyOf": [element, tensors.values_schema(entry)],
             }
-            for entry in model.metadata.inputs
-            if tensors.has_json_form(entry)
-        },
-    }
-    schema: Schema = {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": reference("CustomParameter"),
-        "required": [entry.name for entry in model.required],
-    }
+    schema = object_schema(members, [entry.name for entry in model.required])
+    schema["additionalProperties"] = reference("CustomParameter")
     answer: Schema = {JSON: {"schema": {"type": "object"}}}
     summary = f"Send a request in flat JSON to {title}"
     if stream:

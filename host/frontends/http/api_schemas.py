@@ -197,20 +197,16 @@ def input_schema(tensor: TensorMetadata, max_batch_size: int) -> Schema:
 
     `max_batch_size` is the maximum of the first dimension; 0 if the model does not batch.
     """
-    return {
-        "type": "object",
-        "description": f"{tensor.datatype} {tensor.shape}",
-        "properties": {
-            "name": {"const": tensor.name},
-            "datatype": {"const": tensor.datatype},
-            "shape": _shape(tensor.shape, max_batch_size),
-            "data": {
-                "description": "The elements in row-major order, flat or nested like the shape.",
-                **values_schema(tensor),
-            },
+    members = {
+        "name": {"const": tensor.name},
+        "datatype": {"const": tensor.datatype},
+        "shape": _shape(tensor.shape, max_batch_size),
+        "data": {
+            "description": "The elements in row-major order, flat or nested like the shape.",
+            **values_schema(tensor),
         },
-        "required": ["name", "datatype", "shape", "data"],
     }
+    return {**object_schema(members, members), "description": f"{tensor.datatype} {tensor.shape}"}
 
 
 def values_schema(tensor: TensorMetadata) -> Schema:
@@ -223,18 +219,15 @@ def values_schema(tensor: TensorMetadata) -> Schema:
 
 def output_schema(tensor: TensorMetadata) -> Schema:
     """Returns the schema of an output: JSON data, binary data, or classes as text."""
-    return {
-        "type": "object",
-        "description": f"{tensor.datatype} {tensor.shape}",
-        "properties": {
-            "name": {"const": tensor.name},
-            "datatype": {"enum": list(dict.fromkeys([tensor.datatype, "BYTES"]))},
-            "shape": {"type": "array", "items": COUNT},
-            "parameters": {"type": "object", "properties": {"binary_data_size": COUNT}},
-            "data": {"type": "array"},
-        },
-        "required": ["name", "datatype", "shape"],
+    members = {
+        "name": {"const": tensor.name},
+        "datatype": {"enum": list(dict.fromkeys([tensor.datatype, "BYTES"]))},
+        "shape": array_schema(COUNT),
+        "parameters": object_schema({"binary_data_size": COUNT}),
+        "data": {"type": "array"},
     }
+    schema = object_schema(members, ["name", "datatype", "shape"])
+    return {**schema, "description": f"{tensor.datatype} {tensor.shape}"}
 
 
 def _shape(shape: Sequence[int], max_batch_size: int) -> Schema:

@@ -9,7 +9,7 @@ import ssl
 from host.frontends.http1.cycle import App
 from host.frontends.http1.http1_connection import Http1Connection, Timeouts
 from host.frontends.http1.parser import FastPath, HeadReader
-from host.frontends.sockets import BACKLOG, listening_socket
+from host.frontends.sockets import accept_connections, listening_socket
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
 _CLOSE_TIMEOUT = 1.0  # seconds, to send the last responses
@@ -53,17 +53,9 @@ class HttpListener:
         """Listens, and returns the port. Raises HostError UNAVAILABLE if that is not possible."""
         listening = self._listening or listening_socket(self._address, self._port, self._reuse_port)
         port = int(listening.getsockname()[1])
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._connection,
-                sock=listening,
-                ssl=self._tls,
-                ssl_handshake_timeout=self._timeouts.header_timeout if self._tls else None,
-                backlog=BACKLOG,
-            )
-        except BaseException:  # also after a cancellation
-            listening.close()
-            raise
+        self._server = await accept_connections(
+            listening, self._connection, self._tls, self._timeouts.header_timeout
+        )
         return port
 
     def _connection(self) -> Http1Connection:

@@ -1,6 +1,6 @@
-"""A small gRPC server on asyncio, with its own HTTP/2 (RFC 9113); HPACK is a library.
+"""A small gRPC server on asyncio, with its own HTTP/2 (RFC 9113) and HPACK (RFC 7541).
 
-`frames`, `reader`, `headers`, `send_buffer`, `stream`, `timers`, `abuse_limits` and `connection`
-implement HTTP/2 and do not read gRPC messages; `messages`, `status`, `rpc`, `route` and `calls`
-implement gRPC; `frontend` listens.
+`frames`, `reader`, `hpack`, `headers`, `send_buffer`, `h2_stream`, `connection_policy` and
+`h2_connection` implement HTTP/2; `grpc_messages`, `calls`, `unary_call` and `stream_call` implement
+gRPC; `frontend` listens.
 """

@@ -19,7 +19,7 @@ from host.frontends.grpc.h2.stream_call import StreamCall
 from host.frontends.grpc.h2.unary_call import UnaryCall
 from host.frontends.grpc.methods import GrpcOptions, Method, Services, StreamMethod
 from host.frontends.receive_memory import ReceiveBudget
-from host.frontends.sockets import BACKLOG, listening_socket
+from host.frontends.sockets import accept_connections, listening_socket
 from host.frontends.tls import ServerTls, TlsFiles
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
@@ -158,17 +158,9 @@ class H2Frontend:
         listening = self._listening or listening_socket(
             self._address, self._port, self._options.reuse_port
         )
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                connect,
-                sock=listening,
-                ssl=context,
-                ssl_handshake_timeout=self._limits.handshake_timeout if context else None,
-                backlog=BACKLOG,
-            )
-        except BaseException:  # also if cancelled, the socket must be closed
-            listening.close()
-            raise
+        self._server = await accept_connections(
+            listening, connect, context, self._limits.handshake_timeout
+        )
         self._all_closed.set()
         return int(listening.getsockname()[1])
 
