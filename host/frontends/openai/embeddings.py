@@ -47,7 +47,7 @@ from host.frontends.openai.openai_errors import (
     model_failure,
     unsupported_field,
 )
-from host.frontends.openai.outputs import raise_error, read_number, read_texts
+from host.frontends.openai.outputs import read_number, read_texts
 from host.frontends.request_headers import HeaderForwarding
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
@@ -198,18 +198,13 @@ class EmbeddingsHandler(Handler):
         return await gather(map(infer, requests))
 
     async def _infer(self, contract: Contract, request: InferRequest) -> InferResponse:
-        call = await self._core.infer_when_loaded(request)
-        return await (_first_response(call) if contract.decoupled else call)
-
-
-async def _first_response(call: Call) -> InferResponse:
-    """Returns the first response with outputs of a decoupled model. Raises OpenAIError."""
-    async with aclosing(aiter(call)) as responses:
-        async for response in responses:
-            raise_error(response)
-            if response.outputs:
-                return response
-    raise model_failure("the model gave no embedding")
+        if not contract.decoupled:
+            return await (await self._core.infer_when_loaded(request))
+        async with aclosing(self._responses(request)) as responses:
+            async for response in responses:
+                if response.outputs:
+                    return response
+        raise model_failure("the model gave no embedding")
 
 
 def new_request_id() -> str:

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 from host.core import Core
 from host.frontends.http.http_exchange import HttpExchange, trace_request
 from host.frontends.openai.bodies import BodyReader
+from host.frontends.openai.contract import Contract
 from host.frontends.openai.model_directory import ModelDirectory
+from host.frontends.openai.outputs import raise_error, read_texts
 from host.frontends.request_headers import HeaderForwarding
 from host.inference.request import InferRequest, InferResponse
 
@@ -43,10 +45,26 @@ class Handler:
         return trace_request(self._core.request_tracer, exchange, requests[0])
 
     async def _responses(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """Yields responses as they arrive. Leaving early cancels the call. Raises HostError."""
+        """Yields responses as they arrive. Leaving early cancels the call.
+
+        Raises HostError, also for a response that is an error.
+        """
         async with aclosing(aiter(await self._core.infer_when_loaded(request))) as responses:
             async for response in responses:
+                raise_error(response)
                 yield response
+
+    async def _files(
+        self, contract: Contract, request: InferRequest, meaning: str
+    ) -> AsyncGenerator[bytes, None]:
+        """Yields the elements of the outputs of a meaning, as `_responses` does."""
+        async with aclosing(self._responses(request)) as responses:
+            async for response in responses:
+                for tensor in response.outputs:
+                    if contract.outputs.get(tensor.name) == meaning:
+                        for element in read_texts(tensor):
+                            if element:
+                                yield element
 
 
 async def gather(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

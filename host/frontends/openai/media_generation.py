@@ -20,7 +20,6 @@ from host.frontends.openai.fields import IMAGES, SPEECH, Fields, check_fields
 from host.frontends.openai.inference_handler import Handler, gather
 from host.frontends.openai.inputs import build_request, choice_fields
 from host.frontends.openai.openai_errors import invalid_value, model_failure, unsupported_field
-from host.frontends.openai.outputs import raise_error, read_texts
 from host.inference.request import InferRequest
 from host.logs.formats import model_fields
 
@@ -56,14 +55,8 @@ class ImageHandler(Handler):
                 await exchange.send_response(JSON, (body,))
 
     async def _infer(self, contract: Contract, request: InferRequest) -> list[bytes]:
-        images: list[bytes] = []
-        async with aclosing(self._responses(request)) as responses:
-            async for response in responses:
-                raise_error(response)
-                for tensor in response.outputs:
-                    if contract.outputs.get(tensor.name) == "image":
-                        images += filter(None, read_texts(tensor))
-        return images
+        async with aclosing(self._files(contract, request, "image")) as images:
+            return [image async for image in images]
 
 
 def _write(images: list[bytes]) -> bytes:
@@ -113,19 +106,8 @@ class SpeechHandler(Handler):
         request = build_request(contract, fields, SPEECH, fields["input"], version, request_id)
         kind = _CONTENT_TYPES[fields.get("response_format", _DEFAULT_FORMAT)]
         with self._trace(exchange, [request]):
-            async with aclosing(self._pieces(contract, request)) as pieces:
+            async with aclosing(self._files(contract, request, "audio")) as pieces:
                 await _stream(exchange, contract, request, pieces, kind)
-
-    async def _pieces(
-        self, contract: Contract, request: InferRequest
-    ) -> AsyncGenerator[bytes, None]:
-        """Yields the sound as it arrives. Leaving early cancels the call."""
-        async with aclosing(self._responses(request)) as responses:
-            async for response in responses:
-                raise_error(response)
-                for tensor in response.outputs:
-                    if contract.outputs.get(tensor.name) == "audio":
-                        yield b"".join(read_texts(tensor))
 
 
 async def _stream(
@@ -138,8 +120,6 @@ async def _stream(
     """Sends the sound. An error after its start ends the connection: clients notice that."""
     try:
         async for piece in pieces:
-            if not piece:
-                continue
             if not exchange.response_started:
                 await exchange.start_response(kind)
             with trace_response(request):

@@ -115,7 +115,6 @@ class StopSearch:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
-        self._longest = max(map(len, stops), default=0)
         self.found = False
 
     def feed(self, piece: str) -> str:
@@ -128,7 +127,7 @@ class StopSearch:
             self.found = True
             self._held = ""
             return text[: min(ends)]
-        keep = self._possible_start(text)
+        keep = possible_start(text, self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -137,12 +136,14 @@ class StopSearch:
         held, self._held = self._held, ""
         return held
 
-    def _possible_start(self, text: str) -> int:
-        """Returns the length of the longest end of the text that begins a stop sequence."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0
+
+def possible_start(text: str, searched: Sequence[str]) -> int:
+    """Returns the length of the longest end of the text that begins one of the searched texts."""
+    longest = max(map(len, searched), default=0)
+    for length in range(min(longest - 1, len(text)), 0, -1):
+        if any(one.startswith(text[-length:]) for one in searched):
+            return length
+    return 0
 
 
 def utf8_decoder() -> codecs.IncrementalDecoder:

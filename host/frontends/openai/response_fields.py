@@ -11,11 +11,13 @@ from typing import Any
 
 from host.frontends.openai.checks import (
     Check,
+    Optional,
     array,
     boolean,
     either_text,
     integer,
     json_object,
+    members,
     string,
 )
 from host.frontends.openai.fields import CHAT, KNOWN_FIELDS, Fields
@@ -55,6 +57,29 @@ _ROLES = ("user", "assistant", "system", "developer")
 _LOGPROBS = "message.output_text.logprobs"
 _TEXT_OR_ARRAY = either_text("a string or an array", list)
 _TEXT_OR_OBJECT = either_text("a string or an object", dict)
+_ITEM = members(type=Optional(string))
+_MESSAGE = members(role=string, content=Optional(_TEXT_OR_ARRAY))
+_FUNCTION_CALL = members(call_id=string, name=string, arguments=Optional(string))
+_FUNCTION_CALL_OUTPUT = members(output=Optional(_TEXT_OR_ARRAY), call_id=string)
+_TYPED = members(type=string)
+_NAMED = members(name=string)
+_TEXT = members(verbosity=Optional(string), format=Optional(json_object))
+_SCHEMA = members(name=string, schema=json_object)
+_TEXT_PART = members(text=string)
+_REFUSAL = members(refusal=string)
+_IMAGE = members(image_url=string, detail=Optional(string))
+_REASONING = members(effort=Optional(string))
+_CHECKS: Mapping[str, Check] = {
+    "background": boolean,
+    "include": array(0),
+    "max_output_tokens": integer(1),
+    "instructions": string,
+    "input": _TEXT_OR_ARRAY,
+    "tools": array(0, None, lambda place, tool: _tool(place, tool)),
+    "tool_choice": _TEXT_OR_OBJECT,
+    "text": json_object,
+    "reasoning": _REASONING,
+}
 
 KNOWN_RESPONSE_FIELDS = (
     KNOWN_FIELDS[CHAT] | _WITHOUT_EFFECT | set(_CHAT_NAMES) | set(_NEED_A_STORE) | {"n", "logprobs"}
@@ -76,29 +101,32 @@ def chat_fields(sent: Fields) -> Fields:
     for name in ("n", "logprobs"):
         if name in sent:
             raise unsupported_field(f"'{name}' is not supported for responses", name)
-    if _member(sent, "background", boolean):
+    for name, check in _CHECKS.items():
+        if name in sent:
+            check(name, sent[name])
+    if sent.get("background"):
         raise unsupported_field(
             "'background' is not supported: this server stores nothing", "background"
         )
     fields = {name: value for name, value in sent.items() if name not in _WITHOUT_EFFECT}
-    if "top_logprobs" in sent or _LOGPROBS in (_member(sent, "include", array(0)) or ()):
+    if "top_logprobs" in sent or _LOGPROBS in sent.get("include", ()):
         fields["logprobs"] = True
-    limit = _member(sent, "max_output_tokens", integer(1))
-    if limit is not None:
-        fields["max_completion_tokens"] = limit
+    if "max_output_tokens" in sent:
+        fields["max_completion_tokens"] = sent["max_output_tokens"]
     fields["messages"] = _messages(sent)
     if "tools" in sent:
         tools = _tools(sent)
         fields.pop("tools")
         if tools:
             fields["tools"] = tools
-    choice = _member(sent, "tool_choice", _TEXT_OR_OBJECT)
+    choice = sent.get("tool_choice")
     if isinstance(choice, dict):
-        fields["tool_choice"] = _tool_choice(choice)
+        _tool("tool_choice", choice)
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
     elif choice is not None and "tools" not in fields and choice != "required":
         fields.pop("tool_choice")  # clients send "auto" without tools
-    _add_text(fields, _member(sent, "text", json_object) or {})
-    effort = _member(_member(sent, "reasoning", json_object) or {}, "effort", string)
+    _add_text(fields, sent.get("text", {}))
+    effort = sent.get("reasoning", {}).get("effort")
     if effort is not None:
         fields["reasoning_effort"] = effort
     return fields
@@ -106,16 +134,15 @@ def chat_fields(sent: Fields) -> Fields:
 
 def _messages(sent: Fields) -> list[Fields]:
     messages: list[Fields] = []
-    instructions = _member(sent, "instructions", string)
-    if instructions is not None:
-        messages.append({"role": "system", "content": instructions})
-    items = _member(sent, "input", _TEXT_OR_ARRAY, required=True)
+    if "instructions" in sent:
+        messages.append({"role": "system", "content": sent["instructions"]})
+    if "input" not in sent:
+        raise missing_field("input")
+    items = sent["input"]
     if isinstance(items, str):
         return [*messages, {"role": "user", "content": items}]
     for index, item in enumerate(items):
-        place = f"input[{index}]"
-        json_object(place, item)
-        _add_item(messages, place, item)
+        _add_item(messages, f"input[{index}]", item)
     if not messages:
         raise invalid_value("'input' must have 1 or more elements, got 0", "input")
     return messages
@@ -123,39 +150,32 @@ def _messages(sent: Fields) -> list[Fields]:
 
 def _add_item(messages: list[Fields], place: str, item: Fields) -> None:
     """Adds an item of `input` to the messages."""
-    match _member(item, "type", string, place) or "message":
+    _ITEM(place, item)
+    match item.get("type") or "message":
         case "message":
-            role = _member(item, "role", string, place, required=True)
+            _MESSAGE(place, item)
+            role, content = item["role"], item.get("content")
             if role not in _ROLES:
                 names = ", ".join(f"'{name}'" for name in _ROLES)
                 raise invalid_value(f"'{place}.role' must be one of {names}", f"{place}.role")
-            content = _member(item, "content", _TEXT_OR_ARRAY, place, required=role != "assistant")
             if role == "assistant" and not content:  # cut off before its first token
                 messages.append({"role": role, "content": ""})
-            else:
-                messages.append({"role": role, "content": _content(content, f"{place}.content")})
+                return
+            if content is None:
+                raise missing_field(f"{place}.content")
+            messages.append({"role": role, "content": _content(content, f"{place}.content")})
         case "function_call":
-            call = {
-                "id": _member(item, "call_id", string, place, required=True),
-                "type": "function",
-                "function": {
-                    "name": _member(item, "name", string, place, required=True),
-                    "arguments": _member(item, "arguments", string, place) or "",
-                },
-            }
+            _FUNCTION_CALL(place, item)
+            function = {"name": item["name"], "arguments": item.get("arguments") or ""}
+            call = {"id": item["call_id"], "type": "function", "function": function}
             if messages and messages[-1]["role"] == "assistant":  # one turn of the assistant
                 messages[-1].setdefault("tool_calls", []).append(call)
             else:
                 messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         case "function_call_output":
-            output = _member(item, "output", _TEXT_OR_ARRAY, place) or ""
-            messages.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": _member(item, "call_id", string, place, required=True),
-                    "content": _content(output, f"{place}.output"),
-                }
-            )
+            _FUNCTION_CALL_OUTPUT(place, item)
+            output = _content(item.get("output") or "", f"{place}.output")
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
         case kind if kind in _LEFT_OUT:
             pass
         case "item_reference":
@@ -173,88 +193,69 @@ def _content(value: Any, place: str) -> Any:
         return value
     if not value:
         raise invalid_value(f"'{place}' must have 1 or more elements, got 0", place)
-    parts = []
-    for index, part in enumerate(value):
-        inner = f"{place}[{index}]"
-        json_object(inner, part)
-        match _member(part, "type", string, inner, required=True):
-            case "input_text" | "output_text":
-                text = _member(part, "text", string, inner, required=True)
-                parts.append({"type": "text", "text": text})
-            case "refusal":
-                text = _member(part, "refusal", string, inner, required=True)
-                parts.append({"type": "refusal", "refusal": text})
-            case "input_image":
-                if part.get("file_id") is not None:
-                    raise _not_supported(f"{inner}.file_id", "file_id")
-                image = {"url": _member(part, "image_url", string, inner, required=True)}
-                detail = _member(part, "detail", string, inner)
-                if detail is not None:
-                    image["detail"] = detail
-                parts.append({"type": "image_url", "image_url": image})
-            case other:
-                raise _not_supported(f"{inner}.type", other)
-    if all(part["type"] == "text" for part in parts) and len(parts) == 1:
+    parts = [_part(part, f"{place}[{index}]") for index, part in enumerate(value)]
+    if len(parts) == 1 and parts[0]["type"] == "text":
         return parts[0]["text"]
     return parts
 
 
+def _part(part: Any, place: str) -> Fields:
+    """Returns a part of a message of a chat."""
+    _TYPED(place, part)
+    match part["type"]:
+        case "input_text" | "output_text":
+            _TEXT_PART(place, part)
+            return {"type": "text", "text": part["text"]}
+        case "refusal":
+            _REFUSAL(place, part)
+            return {"type": "refusal", "refusal": part["refusal"]}
+        case "input_image":
+            if part.get("file_id") is not None:
+                raise _not_supported(f"{place}.file_id", "file_id")
+            _IMAGE(place, part)
+            image = {"url": part["image_url"]}
+            if part.get("detail") is not None:
+                image["detail"] = part["detail"]
+            return {"type": "image_url", "image_url": image}
+        case other:
+            raise _not_supported(f"{place}.type", other)
+
+
 def _tools(sent: Fields) -> list[Fields]:
     """Returns the tools of a chat, whose functions are members of their own."""
-    tools = []
-    for index, tool in enumerate(_member(sent, "tools", array(0))):
-        place = f"tools[{index}]"
-        json_object(place, tool)
-        kind = _member(tool, "type", string, place, required=True)
-        if kind != "function":
-            raise _not_supported(f"{place}.type", kind)
-        _member(tool, "name", string, place, required=True)
-        function = {
-            name: tool[name]
-            for name in ("name", "description", "parameters", "strict")
-            if tool.get(name) is not None
+    names = ("name", "description", "parameters", "strict")
+    return [
+        {
+            "type": "function",
+            "function": {name: tool[name] for name in names if tool.get(name) is not None},
         }
-        tools.append({"type": "function", "function": function})
-    return tools
+        for tool in sent["tools"]
+    ]
 
 
-def _tool_choice(choice: Fields) -> Fields:
-    kind = _member(choice, "type", string, "tool_choice", required=True)
-    if kind != "function":
-        raise _not_supported("tool_choice.type", kind)
-    name = _member(choice, "name", string, "tool_choice", required=True)
-    return {"type": "function", "function": {"name": name}}
+def _tool(place: str, tool: Any) -> None:
+    """Checks a tool, or the choice of one."""
+    _TYPED(place, tool)
+    if tool["type"] != "function":
+        raise _not_supported(f"{place}.type", tool["type"])
+    _NAMED(place, tool)
 
 
 def _add_text(fields: Fields, text: Fields) -> None:
     """Adds the members of the field `text`."""
-    verbosity = _member(text, "verbosity", string, "text")
-    if verbosity is not None:
-        fields["verbosity"] = verbosity
-    form = _member(text, "format", json_object, "text")
+    _TEXT("text", text)
+    if text.get("verbosity") is not None:
+        fields["verbosity"] = text["verbosity"]
+    form = text.get("format")
     if form is None:
         return
-    kind = _member(form, "type", string, "text.format", required=True)
-    if kind == "json_schema":
+    _TYPED("text.format", form)
+    if form["type"] == "json_schema":
+        _SCHEMA("text.format", form)
         schema = {name: value for name, value in form.items() if name != "type"}
-        _member(form, "name", string, "text.format", required=True)
-        _member(form, "schema", json_object, "text.format", required=True)
-        fields["response_format"] = {"type": kind, "json_schema": schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     else:
-        fields["response_format"] = {"type": kind}
-
-
-def _member(
-    owner: Mapping[str, Any], name: str, check: Check, place: str = "", required: bool = False
-) -> Any:
-    """Returns a member of an object at a place of the body; None if it is absent."""
-    value = owner.get(name)
-    inner = f"{place}.{name}" if place else name
-    if value is not None:
-        check(inner, value)
-    elif required:
-        raise missing_field(inner)
-    return value
+        fields["response_format"] = {"type": form["type"]}
 
 
 def _not_supported(place: str, value: str) -> OpenAIError:

@@ -11,11 +11,11 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.fields import Fields
-from host.frontends.openai.outputs import JsonObjectEnd
+from host.frontends.openai.outputs import JsonObjectEnd, possible_start
 
 
 def wanted_tools(fields: Fields) -> list[dict[str, Any]] | None:
@@ -77,25 +77,24 @@ Message = dict[str, Any]
 """Members of OpenAI's delta object: `content`, `tool_calls`."""
 
 
-class ToolParser(Protocol):
-    """Converts the pieces of a text to members of a message."""
+class ToolParser(ABC):
+    """Converts the pieces of a text to members of a message. `found`: the text has a call."""
 
-    @property
-    def found(self) -> bool:
-        """Whether the text has a call."""
+    found = False
 
+    @abstractmethod
     def feed(self, piece: str) -> Message:
         """Returns what the next piece of the text adds."""
 
     def finish(self) -> Message:
         """Returns what the end of the text adds: what looked like the start of a call."""
+        return {}
 
 
-class ForcedCall:
+class ForcedCall(ToolParser):
     """The whole text is the arguments of one function, which the request demands."""
 
     def __init__(self, name: str) -> None:
-        self.found = False
         self._name = name
 
     def feed(self, piece: str) -> Message:
@@ -107,16 +106,11 @@ class ForcedCall:
         self.found = True
         return {"tool_calls": [tool_call(0, self._name, piece)]}
 
-    def finish(self) -> Message:
-        """Returns nothing: no text is held back."""
-        return {}
 
-
-class ForcedChoice:
+class ForcedChoice(ToolParser):
     """The whole text is one call, `{"name": ..., "parameters": {...}}`, as a schema demands."""
 
     def __init__(self) -> None:
-        self.found = False
         self._pieces: list[str] = []
 
     def feed(self, piece: str) -> Message:
@@ -162,7 +156,7 @@ def make_parser(name: str) -> ToolParser:
     return parsers[name]()
 
 
-class _MarkedParser(ABC):
+class _MarkedParser(ToolParser):
     """Base of the parsers: looks for a marker, and holds back what follows it until it is read.
 
     `_text` is what was not read yet; `_read_marked` reads what follows a marker.
@@ -180,11 +174,6 @@ class _MarkedParser(ABC):
         self._object_end = 0  # the place after this object, once it is complete
         self._contents: list[str] = []
         self._calls: list[Message] = []
-
-    @property
-    def found(self) -> bool:
-        """Whether the text has a call."""
-        return self._count > 0
 
     def feed(self, piece: str) -> Message:
         """Returns what the next piece of the text adds."""
@@ -229,7 +218,7 @@ class _MarkedParser(ABC):
             self._after_call = not text or self._marker.startswith(text[: len(self._marker)])
         at = text.find(self._marker)
         if at < 0:
-            keep = _possible_start(text, self._marker)
+            keep = possible_start(text, (self._marker,))
             self._contents.append(text[: len(text) - keep])
             self._text = text[len(text) - keep :]
             return False
@@ -283,7 +272,7 @@ class _MarkedParser(ABC):
             arguments = json.dumps(arguments, ensure_ascii=False)
         self._calls.append(tool_call(self._count, name, arguments))
         self._count += 1
-        self._after_call = True
+        self.found = self._after_call = True
 
     def _give_up(self) -> bool:
         """Passes on the marker as content: no call follows it."""
@@ -446,11 +435,3 @@ class MistralParser(_MarkedParser):
             return self._give_up()
         self._text = text[end:]
         return True
-
-
-def _possible_start(text: str, marker: str) -> int:
-    """Returns the length of the longest end of the text that begins the marker."""
-    for length in range(min(len(marker) - 1, len(text)), 0, -1):
-        if marker.startswith(text[-length:]):
-            return length
-    return 0
