@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from host.access.clients import Client
-from host.config.schema import ModelConfig
 from host.core import Core
 from host.errors import HostError
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.contract_compiler import compile_contract
 from host.frontends.openai.fields import CHAT
-from host.frontends.openai.model_files import ChatTemplate, OpenAIFiles
+from host.frontends.openai.model_files import OpenAIFiles
 from host.frontends.openai.openai_errors import OpenAIError, unknown_model, unsupported_route
 from host.models.registry import NotServedError
 
@@ -25,16 +25,18 @@ class FoundModel(NamedTuple):
 
 
 class ModelDirectory:
-    """The contracts of ready models. Belongs to the event loop.
-
-    Contracts are compiled once for each loaded version.
-    """
+    """The contracts of ready models. Belongs to the event loop."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._contracts: dict[tuple[str, str], tuple[ModelConfig, Contract]] = {}
-        self._withdrawn: dict[int, tuple[ChatTemplate, str]] = {}  # with reasons; by identity
-        self._owners: dict[str, str] = {}  # models by their other names
+        self._contracts: dict[tuple[str, str], Contract] = {}
+        self._owners: dict[str, str] | None = None  # models by their other names and adapters
+        core.add_watcher(self.refresh)
+
+    def refresh(self) -> None:
+        """Called when other models can be found, or models speak other routes."""
+        self._contracts.clear()
+        self._owners = None
 
     def find(self, name: str, route: str) -> FoundModel:
         """Returns the model of a name that speaks the route. Raises OpenAIError."""
@@ -81,41 +83,28 @@ class ModelDirectory:
         return found
 
     def _find_version(self, name: str, version: str) -> FoundModel | None:
-        number = int(version) if version else -1
         contract = self._contract(name, version)
-        if contract is not None:
-            return FoundModel(contract, number)
-        owner = self._owner(name)
-        contract = self._other_contract(owner, name, version) if owner is not None else None
         if contract is None:
-            return None
-        return FoundModel(contract.with_adapter(name), number)
+            owner = self._find_owner(name)
+            contract = None if owner is None else self._contract(owner, version)
+            if contract is None or name not in (*contract.other_names, *contract.adapters):
+                return None
+        return FoundModel(contract.with_adapter(name), int(version) if version else -1)
 
-    def _owner(self, name: str) -> str | None:
+    def _find_owner(self, name: str) -> str | None:
         """Returns the ready model that has another name, or an adapter of this name."""
-        known = self._owners.get(name)
-        if known is not None and self._other_contract(known, name) is not None:
-            return known
-        for owner in self._ready_names():
-            if self._other_contract(owner, name) is not None:
-                self._owners[name] = owner
-                return owner
-        self._owners.pop(name, None)
-        return None
-
-    def _other_contract(self, owner: str, name: str, version: str = "") -> Contract | None:
-        """Returns the contract of `owner`; None if it is not ready, or has not this other name."""
-        contract = self._contract(owner, version)
-        if contract is None or name not in (*contract.other_names, *contract.adapters):
-            return None
-        return contract
+        if self._owners is None:
+            self._owners = {}
+            for owner, contract in self._ready_contracts():
+                for other in (*contract.other_names, *contract.adapters):
+                    self._owners.setdefault(other, owner)
+        return self._owners.get(name)
 
     def list_names(self) -> list[str]:
         """Returns the names of all models that speak a route, also other names and adapters."""
         names: list[str] = []
-        for name in self._ready_names():
-            contract = self._contract(name, "")
-            if contract is not None and contract.routes:
+        for name, contract in self._ready_contracts():
+            if contract.routes:
                 names += [name, *contract.other_names, *contract.adapters]
         return names
 
@@ -128,34 +117,28 @@ class ModelDirectory:
         created = int(self._core.ready_since(found.contract.model, found.version))
         return {"id": name, "object": "model", "created": created, "owned_by": "pbhost"}
 
-    def withdraw_chat(self, template: ChatTemplate, reason: str) -> None:
-        """Takes chat from the version that has this template, until it is loaded again."""
-        self._withdrawn[id(template)] = (template, reason)
-        self._contracts.clear()
-
-    def _ready_names(self) -> list[str]:
-        ready = list(dict.fromkeys(name for name, _ in self._core.list_ready_versions()))
-        if len(self._contracts) > 2 * len(ready) + 64:  # models were unloaded
-            self._contracts.clear()
-        return ready
+    def _ready_contracts(self) -> Iterator[tuple[str, Contract]]:
+        for name in dict.fromkeys(name for name, _ in self._core.list_ready_versions()):
+            contract = self._contract(name, "")
+            if contract is not None:
+                yield name, contract
 
     def _contract(self, name: str, version: str) -> Contract | None:
         """Returns the contract of a ready version; None if there is none."""
-        try:
-            config = self._core.model_config(name, version)
-        except HostError:
-            return None
-        key = (name, version)
-        known = self._contracts.get(key)
-        if known is None or known[0] is not config:
+        contract = self._contracts.get((name, version))
+        if contract is None:
+            try:
+                config = self._core.model_config(name, version)
+            except HostError:
+                return None
             number = int(version) if version else -1
             files = self._core.extension(OpenAIFiles, name, number) or OpenAIFiles()
             contract = compile_contract(config, files.template, files.adapters)
-            if id(files.template) in self._withdrawn:
-                reason = self._withdrawn[id(files.template)][1]
-                contract = replace(contract, refusals={**contract.refusals, CHAT: reason})
-            known = self._contracts[key] = (config, contract)
-        return known[1]
+            if files.chat_refusal:
+                refusals = {**contract.refusals, CHAT: files.chat_refusal}
+                contract = replace(contract, refusals=refusals)
+            self._contracts[name, version] = contract
+        return contract
 
 
 def _split_version(name: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,10 @@ _ADAPTER_FILE = "multi_lora.json"
 _MAX_ADAPTER_BYTES = 1 << 20
 
 
+Render = Callable[[Mapping[str, Any]], str]
+"""Renders a template with its variables. Blocks. Raises OpenAIError."""
+
+
 @dataclass(slots=True)
 class OpenAIFiles:
     """What the files of a loaded version give to the routes; an extension of the model.
@@ -40,11 +44,17 @@ class OpenAIFiles:
         template: How messages become a prompt; None if no file of the model says it.
         counter: Counts the tokens of texts; None if there is no tokenizer, or the model counts.
         adapters: The LoRA adapters that clients can name together with the model.
+        renders: What renders the compiled texts of the template.
+        timeouts: How often the template ran for too long.
+        chat_refusal: Why the version does not do chat any more; "" if it may.
     """
 
     template: ChatTemplate | None = None
     counter: TokenCounter | None = None
     adapters: tuple[str, ...] = ()
+    renders: dict[str, Render] = field(default_factory=dict)
+    timeouts: int = 0
+    chat_refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

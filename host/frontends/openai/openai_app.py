@@ -155,7 +155,7 @@ class OpenAIApp:
         self._open_requests = open_requests
         self._models = ModelDirectory(core)
         bodies = BodyReader(max_input_size)
-        prompts = PromptRenderer(core, max_input_size, self._models.withdraw_chat)
+        prompts = PromptRenderer(core, max_input_size, self._models.refresh)
         parts = core, self._models, bodies, forwarding
         generation = GenerationHandler(*parts, prompts)
         origins = tuple(cors_origins)

@@ -22,7 +22,7 @@ from host.errors import HostError
 from host.frontends.http.json_text import parse as parse_json
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.fields import Fields
-from host.frontends.openai.model_files import BUILT_IN_TEMPLATES, ChatTemplate, OpenAIFiles
+from host.frontends.openai.model_files import BUILT_IN_TEMPLATES, ChatTemplate, OpenAIFiles, Render
 from host.frontends.openai.openai_errors import (
     OpenAIError,
     invalid_value,
@@ -34,10 +34,6 @@ from host.logs.formats import model_fields
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-
-Render = Callable[[Mapping[str, Any]], str]
-"""Renders a template with its variables. Blocks. Raises OpenAIError."""
 
 
 def compile_template(text: str, model: str, max_size: int) -> Render:
@@ -149,25 +145,17 @@ _log = logging.getLogger("pbhost")
 
 
 class PromptRenderer:
-    """Renders prompts by the templates of models, in threads.
+    """Renders prompts by the templates of models, in threads. Belongs to the event loop.
 
-    `max_size`: characters of a prompt. `withdraw`: gets a template that ran for too long three
-    times, for requests that are not large, and the reason to refuse chats. Belongs to the event
-    loop.
+    `max_size`: characters of a prompt. `on_refusal`: called when a version does not do chat any
+    more, as its template ran for too long three times, for requests that are not large.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        max_size: int,
-        withdraw: Callable[[ChatTemplate, str], None],
-    ) -> None:
+    def __init__(self, core: Core, max_size: int, on_refusal: Callable[[], None]) -> None:
         self._core = core
-        self._withdraw = withdraw
-        self._timeouts: dict[tuple[str, int], tuple[ChatTemplate, int]] = {}
+        self._on_refusal = on_refusal
         self._max_size = max_size
         self._free_threads = asyncio.Semaphore(_MAX_THREADS)
-        self._compiled: dict[tuple[str, int, bool], tuple[ChatTemplate, Render]] = {}
 
     async def render(
         self, contract: Contract, fields: Fields, version: int, large: bool = False
@@ -180,45 +168,43 @@ class PromptRenderer:
         if contract.template in BUILT_IN_TEMPLATES:
             return render_built_in(contract.template, messages)
         files = self._core.extension(OpenAIFiles, contract.model, version)
-        template = None if files is None else files.template
-        if template is None:
+        if files is None or files.template is None:
             raise unsupported_route(f"model '{contract.model}' has no chat template")
-        if template.complaint:
-            raise unsupported_route(template.complaint)
+        if files.template.complaint:
+            raise unsupported_route(files.template.complaint)
         async with self._free_threads:
-            render = partial(self._render, contract.model, version, template, fields)
+            render = partial(self._render, contract.model, files, files.template, fields)
             try:
                 return await run_with_time_limit(render, _TIME_LIMIT, contract.model)
             except TemplateTimeout:
                 if not large:
-                    self._record_timeout(contract.model, version, template)
+                    self._record_timeout(contract.model, version, files)
                 raise
 
-    def _record_timeout(self, model: str, version: int, template: ChatTemplate) -> None:
-        """Withdraws chat from a model whose template ran for too long three times."""
-        known, count = self._timeouts.get((model, version), (template, 0))
-        count = count + 1 if known is template else 1
-        self._timeouts[(model, version)] = (template, count)
-        if count == _MAX_TIMEOUTS:
-            reason = (
+    def _record_timeout(self, model: str, version: int, files: OpenAIFiles) -> None:
+        """Takes chat from a model whose template ran for too long three times."""
+        files.timeouts += 1
+        if files.timeouts == _MAX_TIMEOUTS:
+            files.chat_refusal = (
                 f"model '{model}' does not do chat: its chat template ran for more than"
-                f" {_TIME_LIMIT:g} s {count} times; unload and load the model to try it again"
+                f" {_TIME_LIMIT:g} s {files.timeouts} times; unload and load the model to try it"
+                " again"
             )
-            _log.error("%s", reason, extra=model_fields(model, max(version, 0)))
-            self._withdraw(template, reason)
+            _log.error("%s", files.chat_refusal, extra=model_fields(model, max(version, 0)))
+            self._on_refusal()
 
-    def _render(self, model: str, version: int, template: ChatTemplate, fields: Fields) -> str:
+    def _render(
+        self, model: str, files: OpenAIFiles, template: ChatTemplate, fields: Fields
+    ) -> str:
         tools = wanted_tools(fields)
         text = template.tool_use_text if tools and template.tool_use_text else template.text
-        key = (model, version, text is not template.text)
-        known = self._compiled.get(key)
-        if known is None or known[0] is not template:
+        render = files.renders.get(text)
+        if render is None:
             try:
-                render = compile_template(text, model, self._max_size)
+                render = files.renders[text] = compile_template(text, model, self._max_size)
             except ValueError as error:
                 raise unsupported_route(f"the chat template of model '{model}': {error}") from None
-            known = self._compiled[key] = (template, render)
-        return known[1](_variables(template, text, fields))
+        return render(_variables(template, text, fields))
 
 
 def _variables(template: ChatTemplate, text: str, fields: Fields) -> dict[str, Any]:
