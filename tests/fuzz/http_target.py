@@ -17,7 +17,6 @@ from host.frontends.compression import decompress
 from host.frontends.http.infer_endpoint import to_request
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.routes import find_route
-from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http1.cycle import Message, Receive, Send
 from host.frontends.http1.http1_connection import Http1Connection, Timeouts
 from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
@@ -43,7 +42,7 @@ class _Log(logging.Handler):
 
 def decode(body: bytes, begin: int) -> None:
     """Takes a body apart whose JSON part has this length."""
-    head = InferenceHeaderReader(JsonInputLimit(MOST)).read(body[:begin])
+    head = InferenceHeaderReader(MOST).read(body[:begin])
     request = to_request(head, "m", 1, body, begin, _REGIONS)
     assert all(tensor.name is not None for tensor in request.inputs)
 

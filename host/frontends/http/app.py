@@ -14,7 +14,7 @@ from host.core import Core
 from host.frontends.error_status import HttpError
 from host.frontends.http import routes
 from host.frontends.http.admin import AdminHandler
-from host.frontends.http.diagnostics import DiagnosticsHandler, RecordingHandler
+from host.frontends.http.diagnostics import DiagnosticsHandler
 from host.frontends.http.http_exchange import (
     Handler,
     HttpExchange,
@@ -119,8 +119,7 @@ def _administration_handlers(core: Core, options: Options) -> dict[Endpoint, Han
     """Returns the handlers of the endpoints that send no request to a model."""
     max_input_size = options.http_max_input_size
     admin = AdminHandler(core, max_input_size)
-    diagnostics = DiagnosticsHandler(core, max_input_size)
-    recorder = RecordingHandler(core, options.allow_recording)
+    diagnostics = DiagnosticsHandler(core, max_input_size, options.allow_recording)
     return {
         routes.SERVER_LIVE: admin.live,
         routes.SERVER_READY: admin.ready,
@@ -146,8 +145,8 @@ def _administration_handlers(core: Core, options: Options) -> dict[Endpoint, Han
         routes.CUDA_STATUS: admin.cuda_status,
         routes.CUDA_REGISTER: admin.cuda_register,
         routes.CUDA_UNREGISTER: admin.cuda_unregister,
-        routes.RECORD: recorder.record,
-        routes.CRASH_REQUESTS: recorder.crash_requests,
+        routes.RECORD: diagnostics.record,
+        routes.CRASH_REQUESTS: diagnostics.crash_requests,
         routes.TRACE_SETTING: admin.trace_setting,
         routes.LOG_SETTINGS: admin.log_settings,
         routes.TRAFFIC: admin.traffic,

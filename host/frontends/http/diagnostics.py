@@ -25,78 +25,16 @@ _MAX_BODY_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 20
 
 
-class RecordingHandler:
-    """Sends recordings while they are made, and the tensors of crashes.
+class DiagnosticsHandler:
+    """Has one method per endpoint. All raise HostError. `max_input_size` is in bytes.
 
-    `allowed`: whether the server may send what other clients sent.
+    `allow_recording`: whether the server may send what other clients sent.
     """
 
-    def __init__(self, core: Core, allowed: bool) -> None:
-        self._core = core
-        self._allowed = allowed
-
-    async def record(self, exchange: HttpExchange, route: Route) -> None:
-        """Records requests to a model, and streams them; a disconnect of the client ends that.
-
-        Raises HostError.
-        """
-        settings = _parse_settings(await read_json_body(exchange, _MAX_BODY_BYTES))
-        if not self._allowed:
-            raise unsupported("this server does not record; start it with --allow-recording=true")
-        with self._core.record(route.resource, route.version, settings) as recording:
-            await exchange.start_response(_KIND)
-            async with aclosing(recording.lines()) as lines:
-                async for parts in lines:
-                    await _send(exchange, parts)
-            await exchange.send_chunk(b"", more=False)
-
-    async def crash_requests(self, exchange: HttpExchange, route: Route) -> None:
-        """Answers with the requests that ran when a stub died, and their tensors as text.
-
-        Raises HostError.
-        """
-        records = self._core.crash_records
-        if exchange.client is not None:
-            exchange.client.check_model(records.find(route.resource).model)
-        if not self._allowed:
-            raise unsupported(
-                "this server does not send the tensors of requests; start it with"
-                " --allow-recording=true"
-            )
-        found = await records.read_requests(route.resource)
-        await exchange.send_json(msgspec.json.encode({"requests": found}))
-
-
-def _parse_settings(body: bytes) -> RecordingSettings:
-    """Raises HostError INVALID_ARG."""
-    try:
-        return msgspec.json.decode(body or b"{}", type=RecordingSettings)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid_argument(f"invalid settings of a recording: {error}") from error
-
-
-async def _send(exchange: HttpExchange, parts: Sequence[Buffer]) -> None:
-    """Sends a line and its tensors: small ones together, and large ones in pieces."""
-    joined: list[Buffer] = []
-    size = 0
-    for part in parts:
-        for begin in range(0, len(part), _CHUNK_BYTES):
-            piece = part[begin : begin + _CHUNK_BYTES]
-            joined.append(piece)
-            size += len(piece)
-            if size >= _CHUNK_BYTES:
-                await exchange.send_chunk(b"".join(joined))
-                joined, size = [], 0
-    if joined:
-        await exchange.send_chunk(b"".join(joined))
-
-
-class DiagnosticsHandler:
-    """Has one method per endpoint. All raise HostError. `max_input_size` is in bytes."""
-
-    def __init__(self, core: Core, max_input_size: int) -> None:
+    def __init__(self, core: Core, max_input_size: int, allow_recording: bool) -> None:
         self._core = core
         self._max_input_size = max_input_size
+        self._allow_recording = allow_recording
 
     async def stacks(self, exchange: HttpExchange, route: Route) -> None:
         """Answers with what the instances of one model, or of all models, do now."""
@@ -137,6 +75,61 @@ class DiagnosticsHandler:
             raise invalid_argument("Invalid value for 'model': expected a string")
         lifted = self._core.lift_quarantine(model)
         await exchange.send_json(msgspec.json.encode({"lifted": lifted}))
+
+    async def record(self, exchange: HttpExchange, route: Route) -> None:
+        """Records requests to a model, and streams them; a disconnect of the client ends that.
+
+        Raises HostError.
+        """
+        settings = _parse_settings(await read_json_body(exchange, _MAX_BODY_BYTES))
+        if not self._allow_recording:
+            raise unsupported("this server does not record; start it with --allow-recording=true")
+        with self._core.record(route.resource, route.version, settings) as recording:
+            await exchange.start_response(_KIND)
+            async with aclosing(recording.lines()) as lines:
+                async for parts in lines:
+                    await _send(exchange, parts)
+            await exchange.send_chunk(b"", more=False)
+
+    async def crash_requests(self, exchange: HttpExchange, route: Route) -> None:
+        """Answers with the requests that ran when a stub died, and their tensors as text.
+
+        Raises HostError.
+        """
+        records = self._core.crash_records
+        if exchange.client is not None:
+            exchange.client.check_model(records.find(route.resource).model)
+        if not self._allow_recording:
+            raise unsupported(
+                "this server does not send the tensors of requests; start it with"
+                " --allow-recording=true"
+            )
+        found = await records.read_requests(route.resource)
+        await exchange.send_json(msgspec.json.encode({"requests": found}))
+
+
+def _parse_settings(body: bytes) -> RecordingSettings:
+    """Raises HostError INVALID_ARG."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=RecordingSettings)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid_argument(f"invalid settings of a recording: {error}") from error
+
+
+async def _send(exchange: HttpExchange, parts: Sequence[Buffer]) -> None:
+    """Sends a line and its tensors: small ones together, and large ones in pieces."""
+    joined: list[Buffer] = []
+    size = 0
+    for part in parts:
+        for begin in range(0, len(part), _CHUNK_BYTES):
+            piece = part[begin : begin + _CHUNK_BYTES]
+            joined.append(piece)
+            size += len(piece)
+            if size >= _CHUNK_BYTES:
+                await exchange.send_chunk(b"".join(joined))
+                joined, size = [], 0
+    if joined:
+        await exchange.send_chunk(b"".join(joined))
 
 
 def _read_line_number(query: str) -> int:

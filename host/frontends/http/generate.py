@@ -23,7 +23,6 @@ from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
 from host.frontends.http.tensors import (
     MAX_BYTES,
-    JsonInputLimit,
     Steps,
     binary_only_error,
     flatten,
@@ -39,7 +38,6 @@ from host.inference.tensor_spec import wire_name
 from host.models.registry import parse_version
 
 _NESTED_KEY = "parameters"
-_NO_LIMIT = JsonInputLimit(MAX_BYTES)  # all inputs have one together
 
 
 def to_request(config: ModelConfig, version: int, text: bytes, max_input_size: int) -> InferRequest:
@@ -121,7 +119,8 @@ def _encode_input(name: str, datatype: str, value: Any) -> tuple[bytes, int]:
         raise refusal
     values = value if isinstance(value, list) else [value]
     if datatype == "BYTES":
-        return read_strings(name, flatten(values), _NO_LIMIT), len(values)
+        # All inputs have a limit together.
+        return read_strings(name, flatten(values), MAX_BYTES), len(values)
     try:
         flat = flatten(values)
         if len(flat) != len(values):

@@ -44,7 +44,6 @@ from host.frontends.http.json_text import SlowText, error_body
 from host.frontends.http.routes import INFER, Route, find_route
 from host.frontends.http.tensors import (
     ALL_NAMES,
-    JsonInputLimit,
     Steps,
     encode_infer_response,
     run_in_turns,
@@ -199,9 +198,7 @@ def _place_outputs(head: InferenceHeader, request: InferRequest, regions: Region
         request.classification = Classification(counts)
 
 
-def raw_request(
-    config: ModelConfig, version: int, body: bytes, limit: JsonInputLimit
-) -> InferRequest:
+def raw_request(config: ModelConfig, version: int, body: bytes, max_size: int) -> InferRequest:
     """Builds a request from a body that is the raw data of the only input of the model.
 
     Raises HostError INVALID_ARG with the texts of docs/reference/http.md, "Raw binary request".
@@ -213,8 +210,8 @@ def raw_request(
             f" {len(config.input)} inputs in '{name}' model configuration"
         )
     entry = config.input[0]
-    if len(body) > limit.max_bytes:
-        raise limit.raw_too_large(len(body))
+    if len(body) > max_size:
+        raise _raw_too_large(len(body), max_size)
     datatype = wire_name(entry.data_type)
     dims = list(entry.dims)
     data = body
@@ -234,6 +231,13 @@ def raw_request(
         dims[dims.index(-1)] = len(body) // rest if rest else 0
     shape = [1, *dims] if config.max_batch_size > 0 else dims
     return InferRequest(name, [Tensor(entry.name, datatype, shape, data)], version)
+
+
+def _raw_too_large(size: int, most: int) -> HostError:
+    return invalid_argument(
+        f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of"
+        f" {most} bytes. Use --http-max-input-size to increase the limit."
+    )
 
 
 def _error_without_id(text: str) -> HostError:
@@ -271,8 +275,7 @@ class InferHandler:
         self._core = core
         self._forwarding = forwarding
         self._max_input_size = max_input_size
-        self._limit = JsonInputLimit(max_input_size)
-        self._header_reader = InferenceHeaderReader(self._limit)
+        self._header_reader = InferenceHeaderReader(max_input_size)
         self._needs_task = needs_task or bool(forwarding)
         self._open_requests = open_requests
         self._last_url = b""
@@ -347,7 +350,7 @@ class InferHandler:
         version = parse_version(route.version)
         binary_names: Container[str] = ALL_NAMES
         if header_length == 0:
-            request = raw_request(config, version, body, self._limit)
+            request = raw_request(config, version, body, self._max_input_size)
         else:
             header_length = len(body) if header_length is None else header_length
             head = await self._header_reader.read_any(
@@ -442,7 +445,8 @@ class InferHandler:
         if header_length is None:
             return await exchange.read_body(self._max_input_size, self._json_too_large)
         if header_length == 0:
-            return await exchange.read_body(self._max_input_size, self._limit.raw_too_large)
+            most = self._max_input_size
+            return await exchange.read_body(most, lambda size: _raw_too_large(size, most))
         if header_length > self._max_input_size:
             raise self._json_too_large(header_length)
         fill: StartFilling | None = None

@@ -12,7 +12,7 @@ import msgspec
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.json_arrays import CutText
-from host.frontends.http.tensors import ALL_NAMES, JsonInputLimit, read_tensor
+from host.frontends.http.tensors import ALL_NAMES, read_tensor
 from host.inference.request import Parameter, RequestShape, checked_correlation_text
 from host.instances.regions import RegionPart
 
@@ -146,13 +146,13 @@ def _count_members(request: _UsualRequest) -> int:
 
 
 class InferenceHeaderReader:
-    """Parses JSON parts; `limit` is the size limit of inputs in JSON form.
+    """Parses JSON parts; inputs in JSON form have at most `max_size` bytes.
 
     Clients often send the same one again: the last one is kept.
     """
 
-    def __init__(self, limit: JsonInputLimit) -> None:
-        self._limit = limit
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
         self._last_text: bytes | None = None
         self._last_head = InferenceHeader()
         # One thread: several would keep the event loop waiting for the interpreter.
@@ -226,7 +226,7 @@ class InferenceHeaderReader:
             entry = InputHeader(name, datatype, shape)
             source = given.parameters
             if given.data is not None:
-                entry.data = read_tensor(name, datatype, shape, given.data, self._limit, True)
+                entry.data = read_tensor(name, datatype, shape, given.data, self._max_size, True)
             elif source is not None and source.binary_data_size is not None:
                 entry.binary_size = source.binary_data_size
             elif source is not None:
@@ -289,7 +289,7 @@ class InferenceHeaderReader:
             data = value["data"]
             if cut is not None:
                 data = cut.array(data) or data
-            head.data = read_tensor(name, datatype, shape, data, self._limit)
+            head.data = read_tensor(name, datatype, shape, data, self._max_size)
         elif sources == ["binary_data_size"]:
             size = parameters["binary_data_size"]
             head.binary_size = _parse_field("binary_data_size", json.as_unsigned, size)

@@ -57,26 +57,13 @@ _NUMPY_DTYPES: dict[str, Any] = {"BOOL": np.bool_, **_SIGNED, **_UNSIGNED, **_FL
 _BINARY_ONLY = ("FP16", "BF16")
 
 
-class JsonInputLimit:
-    """The size limit, in bytes, of an input in JSON form (`--http-max-input-size`)."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-
-    def check_size(self, name: str, size: int) -> None:
-        """Raises HostError INVALID_ARG if the input is larger than the limit."""
-        if size > self.max_bytes:
-            raise invalid_argument(
-                f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum"
-                f" allowed value of {self.max_bytes} bytes. Use --http-max-input-size to increase"
-                " the limit."
-            )
-
-    def raw_too_large(self, size: int) -> HostError:
-        """Returns the error for a raw input that is larger than the limit."""
-        return invalid_argument(
-            f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of"
-            f" {self.max_bytes} bytes. Use --http-max-input-size to increase the limit."
+def _check_size(name: str, size: int, most: int) -> None:
+    """Raises HostError INVALID_ARG if an input in JSON form has more than `most` bytes."""
+    if size > most:
+        raise invalid_argument(
+            f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum"
+            f" allowed value of {most} bytes. Use --http-max-input-size to increase"
+            " the limit."
         )
 
 
@@ -85,12 +72,13 @@ def read_tensor(
     datatype: str,
     shape: Sequence[int],
     data: Any,
-    limit: JsonInputLimit,
+    max_size: int,
     flat_numbers: bool = False,
 ) -> bytes:
     """Returns the bytes of an input whose `data` is a JSON array, with any nesting.
 
     `data` is a list or a LargeArray; of too long a LargeArray, only the beginning is decoded.
+    `max_size`: bytes that an input may have in JSON form (`--http-max-input-size`).
     `flat_numbers`: it is a list of `int` and `float` without any nesting.
     `shape` gives the number of elements. Elements of BYTES are counted later, by the core.
     Raises HostError with the texts of docs/reference/http.md, "Inference request".
@@ -106,14 +94,14 @@ def read_tensor(
     if count == 0:
         return b""
     if datatype == "BYTES":
-        return read_strings(name, data, limit)
+        return read_strings(name, data, max_size)
     size = np.dtype(_NUMPY_DTYPES[datatype]).itemsize
     if count * size > MAX_BYTES:
         raise invalid_argument(
             f"byte size overflow for input '{name}': element count ({count}) * data type size"
             f" ({size}) exceeds maximum allowed size ({MAX_BYTES})"
         )
-    limit.check_size(name, count * size)
+    _check_size(name, count * size, max_size)
     if flat_numbers and datatype == "FP32" and isinstance(data, list) and len(data) == count:
         try:
             return struct.pack(f"<{count}f", *data)
@@ -250,7 +238,7 @@ def _read_numbers(datatype: str, values: list[Any], kinds: set[type]) -> bytes:
     return np.array(values, np.uint64).astype(_UNSIGNED[datatype]).tobytes()
 
 
-def read_strings(name: str, data: list[Any] | LargeArray, limit: JsonInputLimit) -> bytes:
+def read_strings(name: str, data: list[Any] | LargeArray, max_size: int) -> bytes:
     """Encodes strings as a BYTES tensor. Raises HostError if not strings, or if too large."""
     size = 0
     parts: list[bytes] = []
@@ -265,7 +253,7 @@ def read_strings(name: str, data: list[Any] | LargeArray, limit: JsonInputLimit)
                 "Unable to parse JSON bytes array: The surrogate pair in string is invalid."
             ) from None
         size += sum(map(len, elements)) + 4 * len(elements)
-        if size <= limit.max_bytes:
+        if size <= max_size:
             parts.append(
                 b"".join(
                     chain.from_iterable(
@@ -273,7 +261,7 @@ def read_strings(name: str, data: list[Any] | LargeArray, limit: JsonInputLimit)
                     )
                 )
             )
-    limit.check_size(name, size)
+    _check_size(name, size, max_size)
     return b"".join(parts)
 
 

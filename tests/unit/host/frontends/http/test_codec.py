@@ -29,7 +29,7 @@ from host.frontends.http.http_exchange import HttpExchange
 from host.frontends.http.infer_endpoint import raw_request, to_request
 from host.frontends.http.inference_header import InferenceHeader, InferenceHeaderReader
 from host.frontends.http.routes import find_route
-from host.frontends.http.tensors import JsonInputLimit, encode_infer_response, run_in_turns
+from host.frontends.http.tensors import encode_infer_response, run_in_turns
 from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
@@ -65,7 +65,7 @@ in_bytes = of_numbers(NUMBERS) | of_strings(st.binary(max_size=8))
 def decode(body: bytes, length: int | None = None) -> InferRequest:
     """Decodes a body whose JSON part has this length."""
     begin = len(body) if length is None else length
-    head = InferenceHeaderReader(JsonInputLimit(MOST)).read(body[:begin])
+    head = InferenceHeaderReader(MOST).read(body[:begin])
     return to_request(head, "m", 1, body, begin, NO_REGIONS)
 
 
@@ -214,7 +214,7 @@ def test_a_raw_tensor_body_gets_its_shape(array: Array, variable: int, batch: bo
     kind = model_config_pb2.DataType.Value(f"TYPE_{np_to_triton_dtype(array.dtype)}")
     config = model_config_pb2.ModelConfig(name="m", max_batch_size=int(batch))
     config.input.add(name="x", data_type=kind, dims=dims)
-    (tensor,) = raw_request(config, 1, array.tobytes(), JsonInputLimit(MOST)).inputs
+    (tensor,) = raw_request(config, 1, array.tobytes(), MOST).inputs
     assert tensor.shape == [1] * batch + list(array.shape)
     assert_same(array_of(tensor), array.reshape(tensor.shape))
 
@@ -413,7 +413,7 @@ def test_requests_have_a_shape_to_recognise_if_their_json_comes_again(values: in
     """Long JSON holds the data of its inputs, and is not kept."""
     entry = {"name": "x", "datatype": "INT32", "shape": [values], "data": [1] * values}
     body = json.dumps({"inputs": [entry]}).encode()
-    reader = InferenceHeaderReader(JsonInputLimit(MOST))
+    reader = InferenceHeaderReader(MOST)
     shapes = [
         to_request(reader.read(body), "m", 1, body, len(body), NO_REGIONS).shape for _ in range(3)
     ]
@@ -530,7 +530,7 @@ def outcome(read: Callable[[bytes], InferenceHeader], text: bytes) -> object:
 
 def read_in_both_ways(text: bytes) -> None:
     """Texts of usual requests are read by another parser than all others."""
-    reader = InferenceHeaderReader(JsonInputLimit(MOST))
+    reader = InferenceHeaderReader(MOST)
     assert outcome(reader.read, text) == outcome(reader.read_large, text)
 
 
@@ -600,7 +600,7 @@ def test_requests_of_clients_need_no_general_parser(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_request_is_read_again_after_another_one() -> None:
-    reader = InferenceHeaderReader(JsonInputLimit(MOST))
+    reader = InferenceHeaderReader(MOST)
     bodies = [written([(np.full(2, value, np.float32), False)])[0] for value in (1, 2)]
     for body in (*bodies, *bodies[::-1]):
         assert reader.read(body).inputs == reader.read_large(body).inputs

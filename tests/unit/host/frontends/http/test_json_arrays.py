@@ -13,7 +13,7 @@ from host.errors import HostError
 from host.frontends.http import json_text
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.json_arrays import CutText
-from host.frontends.http.tensors import JsonInputLimit, flatten
+from host.frontends.http.tensors import flatten
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 SPECIAL = st.sampled_from([float("inf"), float("-inf")])
@@ -132,7 +132,7 @@ def request(data: bytes, datatype: bytes = b"INT32", shape: bytes = b"[100000]")
 
 
 def head_of(text: bytes, **counts: int) -> Any:
-    return InferenceHeaderReader(JsonInputLimit(1 << 24)).read_large(text, **counts)
+    return InferenceHeaderReader(1 << 24).read_large(text, **counts)
 
 
 @pytest.mark.parametrize("data", [b"[%b]", b"[[%b]]"], ids=["flat", "nested"])
