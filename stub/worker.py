@@ -91,7 +91,8 @@ class Worker:
                 for message in self._receive_work():
                     self._handle_work(message)
                 while self._deferred_work:
-                    self._handle_work(self._deferred_work.popleft())
+                    self._handle_work(self._deferred_work[0])  # it is queued until it has ended
+                    self._deferred_work.popleft()
         finally:
             self._stopping = True
             self._wake_service_thread()
@@ -101,6 +102,10 @@ class Worker:
             self._runtime.fail_pending_calls(INSTANCE_ENDED)
             self._channel.close()
 
+    def is_idle(self) -> bool:
+        """Tells whether the main thread waited for its current work, and no more is queued."""
+        return not self._deferred_work and self._channel.is_idle()
+
     # Overridden by stub.thread_worker, where the stub is a thread of another process
 
     def _register_fork_handlers(self) -> Optional[ForkedChildren]:
@@ -109,7 +114,7 @@ class Worker:
     def _install_runtime(self) -> None:
         pb_utils._runtime.install(self._runtime)
         # While other requests wait, the host and the clients need the other cores.
-        set_core_is_free(self._channel.is_idle)
+        set_core_is_free(self.is_idle)
         set_copy_on_write_mapper(self._memory.views.map_array)
         self._memory.views.register_fork_handlers()
         install_log_handler()

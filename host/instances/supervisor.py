@@ -160,21 +160,17 @@ class Supervisor(InstanceSlot):
         """Cancels a call that runs here; returns whether its model has it."""
         return self.instance.session.cancel_call(call)
 
-    def prefetch(self, call: Call, prefetched: int) -> bool:
-        """Sends a call to the stub while it runs another one and has more, if it may have it.
+    def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
+        """Whether the stub may have this call while it runs another one and has more.
 
         It gets more than one only if they take little time, so that an instance that joins still
         finds work. Tensors that need shared memory wait here, as that is for calls that run.
         """
-        session = self.instance.session
-        if (
-            prefetched >= self._prefetch_limit
-            or self.permit is not None
-            or not session.accepts_prefetch(call)
-        ):
-            return False
-        session.run_batch(Batch([call], self._on_released, self._on_batch_done, self._report))
-        return True
+        return (
+            prefetched < self._prefetch_limit
+            and self.permit is None
+            and self.instance.session.accepts_prefetch(call)
+        )
 
     def accepts_reclaimable(self, call: Call, prefetched: int, finds_core: bool) -> bool:
         """Whether the stub may prefetch this call although the model has other instances."""
@@ -203,8 +199,8 @@ class Supervisor(InstanceSlot):
         instance = self.instance
         return instance.serving and instance.session.accepts_reclaimable(call)
 
-    def run_reclaimable(
-        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
+    def run_prefetched(
+        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None] | None
     ) -> None:
         """Sends a call to the stub, which starts it when it has ended what it runs."""
         self.instance.session.run_batch(
@@ -213,7 +209,7 @@ class Supervisor(InstanceSlot):
                 self._on_released,
                 self._on_batch_done,
                 self._report,
-                partial(self._on_returned, on_returned),
+                on_returned and partial(self._on_returned, on_returned),
             )
         )
 

@@ -83,37 +83,43 @@ class InferenceCounters:
         now = time.monotonic_ns()
         durations = self._durations
         inferences = total_ns = queue_ns = 0
+        failure: Exception | None = None
         for calls, times, size in batches:
-            started = times.started
-            input_ns = times.inputs_ready - started
-            infer_ns = times.outputs_begin - times.inputs_ready
-            output_ns = times.ended - times.outputs_begin
-            answered = 0
-            for call in calls:
-                elements = call.request.batch_size
-                size += elements
-                if not call.failed:
-                    inferences += elements
-                    answered += 1
-                    took = now - call.received_ns
-                    total_ns += took
-                    durations.append(took)
-                    waited = started - (call.queued_ns or call.received_ns)
-                    if waited > 0:
-                        queue_ns += waited
-                    if self.latencies is not None:
-                        self.latencies.record_success(took, waited, input_ns, infer_ns, output_ns)
-            self._computed += answered
-            self._input_ns += input_ns * answered
-            self._infer_ns += infer_ns * answered
-            self._output_ns += output_ns * answered
-            batch = self._batches.get(size)
-            if batch is None:
-                batch = self._batches[size] = [0, 0, 0, 0]
-            batch[0] += 1
-            batch[1] += input_ns
-            batch[2] += infer_ns
-            batch[3] += output_ns
+            try:
+                started = times.started
+                input_ns = times.inputs_ready - started
+                infer_ns = times.outputs_begin - times.inputs_ready
+                output_ns = times.ended - times.outputs_begin
+                answered = 0
+                for call in calls:
+                    elements = call.request.batch_size
+                    size += elements
+                    if not call.failed:
+                        inferences += elements
+                        answered += 1
+                        took = now - call.received_ns
+                        total_ns += took
+                        durations.append(took)
+                        waited = started - (call.queued_ns or call.received_ns)
+                        if waited > 0:
+                            queue_ns += waited
+                        if self.latencies is not None:
+                            self.latencies.record_success(
+                                took, waited, input_ns, infer_ns, output_ns
+                            )
+                self._computed += answered
+                self._input_ns += input_ns * answered
+                self._infer_ns += infer_ns * answered
+                self._output_ns += output_ns * answered
+                batch = self._batches.get(size)
+                if batch is None:
+                    batch = self._batches[size] = [0, 0, 0, 0]
+                batch[0] += 1
+                batch[1] += input_ns
+                batch[2] += infer_ns
+                batch[3] += output_ns
+            except Exception as error:  # a defect: the other batches are counted
+                failure = error
         self._inferences += inferences
         self._success_ns += total_ns
         self._queue_ns += queue_ns
@@ -121,6 +127,8 @@ class InferenceCounters:
             self._last_inference = time.time_ns() // 1_000_000
         if len(durations) > _MAX_DURATIONS:
             self._count_durations()
+        if failure is not None:
+            raise failure
 
     def record_execution(
         self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int

@@ -121,14 +121,13 @@ class DirectScheduler(InstanceQueue):
         """Starts the oldest calls where they can start or be prefetched."""
         while self._queue:
             call = next(iter(self._queue))
-            if self._recent and self._prefetch(self._recent, call):
-                self._withdraw(call)
+            if self._recent and self._prefetch(self._recent, call, queued=True):
+                pass
             elif self._free:
                 if not self._start_oldest():
                     return
             elif (instance := self._instance_without_next(call)) is not None:
-                self._withdraw(call)
-                self._prefetch(instance, call, as_next=True)
+                self._prefetch(instance, call, queued=True, as_next=True)
             else:
                 return
 
@@ -166,27 +165,34 @@ class DirectScheduler(InstanceQueue):
 
     # Prefetch
 
-    def _prefetch(self, instance: InstanceSlot, call: Call, as_next: bool = False) -> bool:
+    def _prefetch(
+        self, instance: InstanceSlot, call: Call, queued: bool = False, as_next: bool = False
+    ) -> bool:
         """Gives a busy instance the call in advance, if it accepts it.
 
-        `as_next`: the call is its next one, as all are busy; it has accepted that.
+        `queued`: the call leaves the queue, before it is given: one that cannot be sent fails at
+        once. `as_next`: it is the next call, as all are busy; the instance has accepted that.
         """
         ahead = self._ahead.get(instance)
         prefetched = len(ahead) if ahead else 0
         if len(self.instances) == 1:
             if not self._single:
                 self._single = not self.may_recover()
-            if not (self._single and instance.prefetch(call, prefetched)):
+            if not (self._single and instance.accepts_prefetch(call, prefetched)):
                 return False
+            on_returned = None
         else:
             busy = len(self.instances) - len(self._free)
             if not as_next and not instance.accepts_reclaimable(
                 call, prefetched, busy < self._useful
             ):
                 return False
-            instance.run_reclaimable(call, self._on_returned)
+            on_returned = self._on_returned
             if self._timer is None:
                 self._timer = self._clock.call_later(_RECLAIM_INTERVAL_NS, self._check_progress)
+        if queued:
+            self._withdraw(call)
+        instance.run_prefetched(call, on_returned)
         if call.state is not _FINISHED:  # otherwise it could not be sent
             if ahead is None:
                 ahead = self._ahead[instance] = deque()

@@ -92,11 +92,10 @@ class InstanceSlot(CallHolder, ABC):
         That may be before the calls of this one have ended.
         """
 
-    def prefetch(self, call: Call, prefetched: int) -> bool:
-        """Takes this call while it runs another one and has `prefetched` more, or returns False.
+    def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
+        """Whether it takes this call while it runs another one and has `prefetched` more.
 
-        It starts the call as soon as it would be free; `instance_ready` is called for each. By
-        default it takes none.
+        By default it takes none, and `run_prefetched` is not called.
         """
         return False
 
@@ -104,7 +103,7 @@ class InstanceSlot(CallHolder, ABC):
         """Whether it takes this call as prefetch although the model has other instances.
 
         `finds_core`: whether there is a core for one more of them. Only a fast instance accepts;
-        by default none does, and then `run_reclaimable` is not called.
+        by default none does.
         """
         return False
 
@@ -115,13 +114,13 @@ class InstanceSlot(CallHolder, ABC):
         """
         return False
 
-    def run_reclaimable(
-        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
+    def run_prefetched(
+        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None] | None
     ) -> None:
-        """Runs a prefetched call that may be reclaimed until it starts.
+        """Runs a call as soon as it would be free; `instance_ready` is called for each.
 
-        `on_returned` is called if the instance does not run it, as the batch before it waits for
-        another model.
+        With `on_returned`, the call may be reclaimed until it starts. It is called if the instance
+        does not run the call, as the batch before it waits for another model.
         """
         raise NotImplementedError
 

@@ -14,6 +14,7 @@ _PATIENCE = 2  # steps without a gain, after which a direction is given up
 _ROUNDS = 4
 _EQUAL = 0.97  # of the best score: cheaper settings are preferred
 _DELAYS = (100, 500, 2000)  # microseconds
+_PRECISION = 8  # the highest load is found to an eighth
 
 
 class Scored(Protocol):
@@ -178,15 +179,21 @@ def highest_load(
 
     If the latency of one request at a time is too long, returns that.
     """
-    concurrency = start
-    best = measure(concurrency)
-    while not best.met and concurrency > 1:
-        concurrency = max(1, concurrency // 2)
-        best = measure(concurrency)
-    while best.met and concurrency < most and has_time():
-        concurrency = min(math.ceil(1.5 * concurrency), most)
+    low, too_much = start, most + 1
+    best = measure(low)
+    while not best.met and low > 1:
+        low, too_much = max(1, low // 2), low
+        best = measure(low)
+    while best.met and has_time() and too_much - low > max(1, low // _PRECISION):
+        if too_much > most:
+            concurrency = min(math.ceil(1.5 * low), most)
+        else:
+            concurrency = (low + too_much) // 2
         found = measure(concurrency)
-        if not found.met or found.rate <= best.rate:
+        if not found.met:
+            too_much = concurrency
+        elif found.rate > best.rate:
+            low, best = concurrency, found
+        else:
             break
-        best = found
     return best

@@ -10,6 +10,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,7 +121,9 @@ class HostPeer:
 
     def _run_stub(self, spawn: SpawnArguments, model: Model) -> None:
         try:
-            ThreadWorker(spawn, lambda name: model.provide()).run()
+            worker = ThreadWorker(spawn, lambda name: model.provide())
+            self.worker = weakref.ref(worker)
+            worker.run()
         finally:
             os.eventfd_write(self._stub_ended, 1)
 

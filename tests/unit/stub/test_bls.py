@@ -463,6 +463,44 @@ def test_answers_keep_their_order_when_their_ring_is_full(
     assert orders == [list(range(61))]
 
 
+def test_a_stub_in_which_a_batch_waits_is_not_idle(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle: list[bool] = []
+    sleeps = threading.Event()
+
+    def execute(requests: Requests) -> Responses:
+        if not idle:
+            bls_request().exec()
+        worker = host.worker()
+        assert worker is not None
+        idle.append(worker.is_idle())
+        return [response(7)]
+
+    def watch(wait_ms: int | None) -> Any:
+        worker = host.worker()
+        if wait_ms is None and worker is not None and worker._deferred_work:
+            sleeps.set()
+        return has_work(wait_ms)
+
+    host = start_stub(execute)
+    worker = host.worker()
+    assert worker is not None
+    has_work = worker._channel._has_work
+    monkeypatch.setattr(worker._channel, "_has_work", watch)
+    del worker
+    batches = [host.send_batch(wire_request(1))]
+    number = host.receive(m.BlsRequest).number
+    batches.append(host.send_batch(wire_request(2)))
+    returned = batches[-1] + 1
+    host.send_work(m.Execute(returned, [wire_request(3)], True))
+    assert host.receive(m.BatchReturned).batch == returned  # it has read both, and waits again
+    assert sleeps.wait(DEADLINE)
+    host.send_work(m.BlsResponse(number, wire_response(1)))
+    assert [host.receive(m.BatchDone).batch for _ in batches] == batches
+    assert idle == [False, False]
+
+
 def test_a_batch_that_arrives_while_execute_waits_runs_after_it(start_stub: StartStub) -> None:
     host = start_stub(execute_exec)
     first = host.send_batch(wire_request(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any, cast
 
 import pytest
 
@@ -55,6 +56,23 @@ def test_every_request_is_charged_with_the_full_times_of_its_batch() -> None:
         ),
         batch_stats=[BatchStatistics(5, Duration(1, 10), Duration(1, 200), Duration(1, 5))],
     )
+
+
+def test_a_batch_that_cannot_be_counted_costs_no_other_one_its_counts() -> None:
+    class Failing:
+        def record_success(self, *times: int) -> None:
+            if times[0] == 990:
+                raise RuntimeError("a defect")
+
+    counters = InferenceCounters("m", "1")
+    counters.latencies = cast(Any, Failing())
+    batches = [([call(2)], TIMES, 0), ([call(3, received=1_010)], TIMES, 0), ([call(4)], TIMES, 0)]
+    with pytest.raises(RuntimeError, match="a defect"):
+        counters.record_batches(batches)
+    counted = counters.snapshot()
+    assert counted.inference_stats.compute_infer.count == 2
+    assert [one.batch_size for one in counted.batch_stats] == [2, 4]
+    assert counted.inference_count >= 6
 
 
 def test_batch_sizes_are_listed_in_ascending_order() -> None:

@@ -118,12 +118,15 @@ class FakeInstanceSlot(InstanceSlot):
     def ahead(self) -> list[Call]:
         return [call for batch in self.next for call in batch]
 
-    def prefetch(self, call: Call, prefetched: int) -> bool:
+    def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
         assert self.running and not call.ended
         assert prefetched == len(self.next)
-        if prefetched < self.eager:
-            self.next.append([call])
         return prefetched < self.eager
+
+    def run_prefetched(
+        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None] | None
+    ) -> None:
+        self.next.append([call])
 
     def drain_prefetched(self) -> Sequence[Call]:
         unstarted, self.unstarted = self.unstarted, []

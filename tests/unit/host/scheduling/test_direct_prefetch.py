@@ -45,7 +45,7 @@ class FastSlot(FakeInstanceSlot):
         self.cores: list[bool] = []
         self._on_returned: Callable[[InstanceSlot, Call], None] | None = None
 
-    def prefetch(self, call: Call, prefetched: int) -> bool:
+    def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
         return False  # the rule for a single instance is tested elsewhere
 
     def accepts_reclaimable(self, call: Call, prefetched: int, finds_core: bool) -> bool:
@@ -58,8 +58,8 @@ class FastSlot(FakeInstanceSlot):
         self.asked += 1
         return self.takes_next
 
-    def run_reclaimable(
-        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
+    def run_prefetched(
+        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None] | None
     ) -> None:
         assert self.running and not call.finished
         assert len(self.next) < max(self.eager, self.takes_next)
@@ -91,13 +91,13 @@ class FastSlot(FakeInstanceSlot):
 class Unsendable(FastSlot):
     """Cannot send calls of the kind "unsendable"."""
 
-    def run_reclaimable(
-        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
+    def run_prefetched(
+        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None] | None
     ) -> None:
         if call.request.id == "unsendable":
             call.fail(unavailable("it cannot be sent"))
         else:
-            super().run_reclaimable(call, on_returned)
+            super().run_prefetched(call, on_returned)
 
 
 class Scene:
@@ -281,8 +281,8 @@ def test_call_that_a_leaving_instance_returns_fails_if_no_other_will_come(recove
 
 def test_an_instance_whose_partner_restarts_gets_no_call_that_it_cannot_return() -> None:
     class Willing(FastSlot):
-        def prefetch(self, call: Call, prefetched: int) -> bool:
-            return FakeInstanceSlot.prefetch(self, call, prefetched)
+        def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
+            return FakeInstanceSlot.accepts_prefetch(self, call, prefetched)
 
     scene = Scene(fast=1, slot=Willing)
     first, second = scene.instances
@@ -309,6 +309,24 @@ def test_prefetched_call_that_cannot_be_sent_is_not_the_one_that_starts_next() -
     scene.clock.advance(2 * INTERVAL)
     assert (first.running, second.running) == ([running], [behind])
     assert behind.holder is second
+
+
+def test_a_queued_call_that_cannot_be_sent_in_advance_has_left_the_queue_when_it_fails() -> None:
+    scene = Scene(fast=1, slot=Unsendable)
+    scene.submit(4)
+    unsendable = call_of(kind="unsendable", now_ns=scene.clock.now() + 4)
+    queued: list[int] = []
+
+    def unload(response: object, final: bool) -> None:
+        queued.append(scene.scheduler.queued)
+        scene.scheduler.fail_queued(unavailable("the model is unloaded"))
+
+    unsendable.subscribe(unload)
+    scene.scheduler.submit(unsendable)
+    (behind,) = scene.submit(1)
+    scene.instances[1].finish()
+    assert queued == [2]  # the one in advance of the other instance, and the one behind
+    assert unsendable.failed and behind.failed
 
 
 def test_prefetched_calls_of_a_leaving_instance_run_on_the_others() -> None:
@@ -413,12 +431,12 @@ def test_instance_that_refuses_its_next_call_leaves_it_to_another() -> None:
 
 def test_next_call_has_left_the_queue_before_it_is_given() -> None:
     class Watching(FastSlot):
-        def run_reclaimable(
-            self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
+        def run_prefetched(
+            self, call: Call, on_returned: Callable[[InstanceSlot, Call], None] | None
         ) -> None:
             assert isinstance(self.scheduler, DirectScheduler)
             assert call not in self.scheduler._queue
-            super().run_reclaimable(call, on_returned)
+            super().run_prefetched(call, on_returned)
 
     scene = Scene(fast=0, slot=Watching, takes_next=True)
     first, second = scene.instances

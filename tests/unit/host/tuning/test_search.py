@@ -148,3 +148,20 @@ def test_the_highest_rate_within_a_latency_is_found(start: int) -> None:
     limit, tried = math.inf, []
     assert highest_load(measure, 1, 1, lambda: True).concurrency == 1
     assert tried == [1]
+
+
+@pytest.mark.parametrize("start", [1, 7, 100])
+@given(edge=st.integers(1, 600))
+def test_the_load_at_which_a_latency_is_reached_is_found_with_few_trials(
+    start: int, edge: int
+) -> None:
+    tried: list[int] = []
+
+    def measure(concurrency: int) -> Loaded:
+        tried.append(concurrency)
+        return Loaded(concurrency, concurrency <= edge, float(concurrency))
+
+    found = highest_load(measure, start, 512, lambda: True)
+    assert found.met
+    assert min(edge, 512) * 8 / 9 - 1 <= found.concurrency <= edge
+    assert len(tried) == len(set(tried)) <= 20
