@@ -235,6 +235,7 @@ def test_aiperf_measures(command: str, ports: Ports, tmp_path: Path) -> None:
 
 @needs_analyzer
 @takes_long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("command", commands("model-analyzer"), ids=lambda line: line.split()[-1])
 def test_model_analyzer_reports(command: str, tmp_path: Path, controlled: Ports) -> None:
     """It measures the given configuration and others, and writes tables and pages."""
