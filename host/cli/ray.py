@@ -168,7 +168,7 @@ def _needs_of_deployments(
     settings: Options, found: ModelRequirements, given: Mapping[str, Any]
 ) -> list[str]:
     lines = []
-    for part in model_deployments(settings, dict.fromkeys(found.models, given)):
+    for part in model_deployments(settings, {}, given):
         actor, ongoing = part.settings["ray_actor_options"], part.settings["max_ongoing_requests"]
         replicas = part.settings.get("num_replicas", 1)
         several = f"{replicas} replicas; " if replicas > 1 else ""

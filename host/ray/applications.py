@@ -42,9 +42,16 @@ def model_apps(args: Mapping[str, Any]) -> serve.Application:
     Raises ValueError for a wrong flag, a missing model, or a configuration that cannot be read.
     """
     arguments = dict(args)
-    given = arguments.pop("deployments", {})
+    return _make_model_apps(arguments, arguments.pop("deployments", {}), {})
+
+
+def _make_model_apps(
+    arguments: dict[str, Any],
+    given: Mapping[str, Mapping[str, Any]],
+    for_all: Mapping[str, Any],
+) -> serve.Application:
     options = read_options(arguments)
-    parts = model_deployments(options, given)
+    parts = model_deployments(options, given, for_all)
     names = {part.model: part.name for part in parts}
     arguments["model_control_mode"] = "explicit"
     bound = []
@@ -77,10 +84,7 @@ def run(
     ValueError.
     """
     if per_model:
-        models = [part.model for part in model_deployments(read_options(arguments), {})]
-        application = model_apps(
-            {**arguments, "deployments": dict.fromkeys(models, dict(deployment))}
-        )
+        application = _make_model_apps(dict(arguments), {}, deployment)
     else:
         application = app({**arguments, "deployment": dict(deployment)})
     serve.start(

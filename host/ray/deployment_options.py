@@ -195,8 +195,12 @@ def derive_options(
     }
     if found.sequence_models and not behind_haproxy():
         derived["request_router_config"] = ROUTER  # HAProxy has no routers, and Ray refuses one
-    derived.update(given)
-    scaling = derived.get("autoscaling_config")
+    return with_policy({**derived, **given})
+
+
+def with_policy(settings: dict[str, Any]) -> dict[str, Any]:
+    """The options of a deployment, whose autoscaling, if any, knows the queues of models."""
+    scaling = settings.get("autoscaling_config")
     if isinstance(scaling, Mapping):
-        derived["autoscaling_config"] = {"policy": POLICY, **scaling}
-    return derived
+        settings["autoscaling_config"] = {"policy": POLICY, **scaling}
+    return settings

@@ -13,13 +13,13 @@ from host.options.options import Options
 from host.ray.deployment_options import (
     DEPLOYMENT,
     LEAST_ONGOING,
-    POLICY,
     ROUTER,
     STOP_MARGIN,
     count_gpus,
     count_instances,
     count_ongoing_requests,
     scan_models,
+    with_policy,
 )
 
 _Group = pb.ModelInstanceGroup
@@ -84,7 +84,7 @@ def deployment_name(model: str) -> str:
 
 def ingress_settings(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the ingress; `given` come first."""
-    return _with_policy(
+    return with_policy(
         {
             "max_ongoing_requests": _INGRESS_ONGOING,
             "graceful_shutdown_timeout_s": options.exit_timeout_secs + STOP_MARGIN,
@@ -95,12 +95,15 @@ def ingress_settings(options: Options, given: Mapping[str, Any]) -> dict[str, An
 
 
 def model_deployments(
-    options: Options, given: Mapping[str, Mapping[str, Any]]
+    options: Options,
+    given: Mapping[str, Mapping[str, Any]],
+    for_all: Mapping[str, Any] | None = None,
 ) -> list[ModelDeployment]:
     """A deployment for each model of `load_model`, by default for each in the repository. Blocks.
 
     `given`: options by model, which come before those that follow from its configuration; "" is the
-    ingress. Raises ValueError for a model that is missing, or whose configuration cannot be read.
+    ingress. `for_all`: those of models that have none there. Raises ValueError for a model that is
+    missing, or whose configuration cannot be read.
     """
     if options.model_namespacing:
         raise ValueError("model_namespacing: each model needs a name of its own as a deployment")
@@ -118,7 +121,7 @@ def model_deployments(
                 except HostError as error:
                     raise ValueError(f"model '{name}': {error.message}") from None
                 config.name = name
-                settings = model_settings(config, options, given.get(name, {}))
+                settings = model_settings(config, options, given.get(name, for_all or {}))
                 found.append(
                     ModelDeployment(name, deployment_name(name), settings, is_ensemble(config))
                 )
@@ -152,7 +155,7 @@ def model_settings(
     if is_ensemble(config):
         settings["max_ongoing_requests"] = _ENSEMBLE_ONGOING
         settings["ray_actor_options"] = {"num_cpus": _CPUS_PER_INSTANCE, "num_gpus": 0}
-        return _with_policy({**settings, **given})
+        return with_policy({**settings, **given})
     gpus = list_equal_gpus(config) if _leaves_one_gpu(given) else []
     if gpus:
         whole, config = config, new_config()
@@ -167,20 +170,13 @@ def model_settings(
     }
     if config.HasField("sequence_batching"):
         settings["request_router_config"] = ROUTER
-    return _with_policy({**settings, **given})
+    return with_policy({**settings, **given})
 
 
 def _leaves_one_gpu(given: Mapping[str, Any]) -> bool:
     """Whether a replica may have a single GPU, or a part of one."""
     options = given.get("ray_actor_options")
     return options is None or 0 < (options.get("num_gpus") or 0) <= 1
-
-
-def _with_policy(settings: dict[str, Any]) -> dict[str, Any]:
-    scaling = settings.get("autoscaling_config")
-    if isinstance(scaling, Mapping):
-        settings["autoscaling_config"] = {"policy": POLICY, **scaling}
-    return settings
 
 
 INGRESS = DEPLOYMENT

@@ -78,8 +78,7 @@ def make_model_config(
     those that follow from its configuration. Raises ValueError.
     """
     options = read_options(arguments)
-    names = [part.model for part in model_deployments(options, {})]
-    parts = model_deployments(options, dict.fromkeys(names, given))
+    parts = model_deployments(options, {}, given)
     deployments = [
         {"name": INGRESS, **ingress_settings(options, {})},
         *(

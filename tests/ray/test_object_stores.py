@@ -84,12 +84,22 @@ def test_replicas_of_a_node_fetch_a_model_once(
     assert s3.objects_read().count("models/doubles/1/model.py") == 1
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        pytest.param(
+            ["--per-model=true"],
+            marks=pytest.mark.test_all(reason="a second application takes seconds to start"),
+        ),
+    ],
+)
 def test_run_serves_the_models_of_a_store_until_it_is_interrupted(
-    cluster: RayCluster, s3: S3Server, tmp_path: Path
+    cluster: RayCluster, s3: S3Server, tmp_path: Path, flags: list[str]
 ) -> None:
     from ray import serve
 
-    command = ["ray", "run", s3.url("models"), f"--repository-cache-directory={tmp_path}"]
+    command = ["ray", "run", s3.url("models"), f"--repository-cache-directory={tmp_path}", *flags]
     process = subprocess.Popen(
         [sys.executable, "-m", "pbhost", *command],
         env={**os.environ, "RAY_ADDRESS": cluster.address},

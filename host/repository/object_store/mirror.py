@@ -64,21 +64,12 @@ class Transfer:
     done: int = 0
     began: float = field(default_factory=time.monotonic)
 
-    @property
-    def rate(self) -> float:
-        """Bytes per second."""
-        return self.done / max(1e-3, time.monotonic() - self.began)
-
-    @property
-    def seconds_left(self) -> float:
-        """An estimate; infinite before the first byte."""
-        rate = self.rate
-        return (self.total - self.done) / rate if rate else float("inf")
-
     def __str__(self) -> str:
         text = f"{format_bytes(self.done)} of {format_bytes(self.total)}"
         if self.done:
-            text += f", {format_bytes(round(self.rate))}/s, {self.seconds_left:.0f} s left"
+            rate = self.done / max(1e-3, time.monotonic() - self.began)
+            left = (self.total - self.done) / rate
+            text += f", {format_bytes(round(rate))}/s, {left:.0f} s left"
         return text
 
 
