@@ -17,7 +17,7 @@ from host.cli.arguments import EXIT_FAILED, errors_end, parse_texts
 from host.cli.model_arguments import find_model, reject_repository, serve_flag
 from host.config.auto_complete import complete_config
 from host.config.json_form import from_json, to_dict, to_json
-from host.config.model_config import LoadedConfig, load_config
+from host.config.model_config import ConfigSettings, LoadedConfig, load_config
 from host.config.pbtxt import decode_pbtxt, parse_pbtxt, to_pbtxt
 from host.config.schema import ModelConfig, is_ensemble
 from host.crashes.records import CrashRecords
@@ -123,13 +123,12 @@ async def _complete_config(directory: Path, options: ConfigOptions) -> ModelConf
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     capability = _DEFAULTS.min_supported_compute_capability
-    loaded = load_config(
-        directory,
-        strict=False,
+    settings = ConfigSettings(
         config_name=options.model_config_name or None,
         gpus=await find_gpus(capability),
         least_capability=capability,
     )
+    loaded = load_config(directory, settings)
     if options.no_auto_complete:
         return loaded.config
     if is_ensemble(loaded.config):

@@ -71,6 +71,29 @@ AdaptConfig = Callable[[ModelConfig], None]
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigSettings:
+    """How the configurations of a server's models are read.
+
+    Attributes:
+        strict: Configurations must be complete; models do not complete them.
+        config_name: Name of the file in `configs/` that is preferred to `config.pbtxt`.
+        gpus: Device ids that instances may run on.
+        least_capability: Compute capability that these devices have at least.
+        cpu_fallback: Whether instance groups of KIND_GPU use the CPU if there are no GPUs.
+        variables: Values of the template variables of configuration files.
+        adapt: Changes each configuration that was read, before it is checked.
+    """
+
+    strict: bool = False
+    config_name: str | None = None
+    gpus: Sequence[int] = ()
+    least_capability: float = 6.0
+    cpu_fallback: bool = False
+    variables: Mapping[str, str] | None = None
+    adapt: AdaptConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedConfig:
     """A configuration before the model's `auto_complete_config` has run.
 
@@ -93,61 +116,48 @@ class LoadedConfig:
 
 def load_config(
     model_dir: Path,
+    settings: ConfigSettings,
     *,
-    strict: bool,
-    config_name: str | None = None,
     override: str | None = None,
-    gpus: Sequence[int] = (),
-    least_capability: float = 6.0,
     name: str | None = None,
-    cpu_fallback: bool = False,
-    variables: Mapping[str, str] | None = None,
-    adapt: AdaptConfig | None = None,
 ) -> LoadedConfig:
     """Reads, completes and checks the configuration of a model that does not run yet.
 
-    `strict` requires a complete configuration. `config_name` selects a file in `configs/`.
     `override` is JSON that replaces the file. `name` replaces the directory's name if the directory
-    is temporary. `gpus` are the ids of GPUs with at least the compute capability
-    `least_capability`. `cpu_fallback`: without GPUs, instance groups of KIND_GPU use the CPU.
-    `variables` are values for the template variables of the file. `adapt` changes what was read.
+    is temporary.
 
     These are steps 2 to 8 of docs/reference/configuration-and-scheduling.md, "From the directory to
     a served model". Raises HostError, but keeps an error of steps 10 and 11 as `instance_error`.
     """
     directory = name if name is not None else model_dir.name
     if override is None:
-        config, source = _read_file(config_file(model_dir, config_name), strict, variables)
+        path = config_file(model_dir, settings.config_name)
+        config, source = _read_file(path, settings.strict, settings.variables)
     else:
         config, source = _read_override(override), None
-    if adapt is not None:
-        adapt(config)
-    if cpu_fallback and not gpus and use_cpu_without_gpus(config):
+    if settings.adapt is not None:
+        settings.adapt(config)
+    if settings.cpu_fallback and not settings.gpus and use_cpu_without_gpus(config):
         _log.warning(
             "model '%s': its instance groups of KIND_GPU run on the CPU, because there is no GPU"
             " (--gpu-fallback=cpu)",
             config.name or directory,
         )
-    raise_first(_resolve_and_check(config, model_dir, directory, strict, gpus), source)
-    instance_error = first_error(_check_servable(config, gpus, least_capability), source)
+    raise_first(_resolve_and_check(config, model_dir, directory, settings), source)
+    instance_error = first_error(_check_servable(config, settings), source)
     return LoadedConfig(config, source, instance_error)
 
 
 def iterate_findings(
-    config: ModelConfig,
-    model_dir: Path,
-    directory: str,
-    strict: bool,
-    gpus: Sequence[int],
-    least_capability: float,
+    config: ModelConfig, model_dir: Path, directory: str, settings: ConfigSettings
 ) -> Findings:
     """Completes the configuration like `load_config`; yields all findings, not only the first."""
-    yield from _resolve_and_check(config, model_dir, directory, strict, gpus)
-    yield from _check_servable(config, gpus, least_capability)
+    yield from _resolve_and_check(config, model_dir, directory, settings)
+    yield from _check_servable(config, settings)
 
 
 def _resolve_and_check(
-    config: ModelConfig, model_dir: Path, directory: str, strict: bool, gpus: Sequence[int]
+    config: ModelConfig, model_dir: Path, directory: str, settings: ConfigSettings
 ) -> Findings:
     # Bytes that are not UTF-8 become backslash escapes, which can be printed and are not valid in
     # a name: check_names_for_stub rejects them.
@@ -162,17 +172,17 @@ def _resolve_and_check(
         yield unresolved
     # A configuration without a backend has no platform; a second finding would not help.
     yield from (one for one in check_config(config) if not (unresolved and one.field == "platform"))
-    if strict:
+    if settings.strict:
         yield from check_tensors(config)
     yield from check_directory_name(config, directory)
-    normalise_instance_groups(config, gpus)
+    normalise_instance_groups(config, settings.gpus)
 
 
-def _check_servable(config: ModelConfig, gpus: Sequence[int], least_capability: float) -> Findings:
+def _check_servable(config: ModelConfig, settings: ConfigSettings) -> Findings:
     """Checks what this server can serve. With a finding, no version of the model is loaded."""
     yield from check_supported(config)
     yield from check_names_for_stub(config)
-    yield from check_instance_groups(config, gpus, least_capability)
+    yield from check_instance_groups(config, settings.gpus, settings.least_capability)
 
 
 def config_file(model_dir: Path, config_name: str | None = None) -> Path:

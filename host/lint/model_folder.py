@@ -21,6 +21,7 @@ from host.config.defaults import (
 )
 from host.config.findings import ConfigSource, Finding, Position, Problem
 from host.config.model_config import (
+    ConfigSettings,
     LoadedConfig,
     config_file,
     iterate_findings,
@@ -291,7 +292,8 @@ def _check_config(model: CheckedModel, config: ModelConfig, settings: LintSettin
     # The GPUs of the server are not known: assume those in the configuration, or else one.
     gpus = {gpu for group in config.instance_group for gpu in group.gpus} or {0}
     least = _OPTIONS.min_supported_compute_capability
-    for one in iterate_findings(config, model.directory, model.name, False, sorted(gpus), least):
+    reading = ConfigSettings(gpus=sorted(gpus), least_capability=least)
+    for one in iterate_findings(config, model.directory, model.name, reading):
         code = f"create {model.directory / '1' / 'model.py'}, or set 'backend'"
         unknown = one.text.startswith("Invalid model name: Could not determine backend")
         model.add(one.text, one.field, one.advice or (code if unknown else ""))

@@ -245,7 +245,7 @@ class LoadPlanner:
             found = await asyncio.to_thread(self._repository.find_model_directory, name)
             path, stored = found.path, found.stored
             fingerprint = await asyncio.to_thread(found.fingerprint, name, self._fingerprint)
-            config = config_file(path, self._settings.config_name).relative_to(path).parts[0]
+            config = config_file(path, self._settings.config.config_name).relative_to(path).parts[0]
             root = str(path) if stored is None else stored.root
             state = FileState(root, fingerprint, config)
             return dataclasses.replace(
@@ -262,15 +262,9 @@ class LoadPlanner:
         def read() -> PlannedModel:
             loaded = load_config(
                 files.path,
-                strict=self._settings.strict,
-                config_name=self._settings.config_name,
+                self._settings.config,
                 override=None if override is None else override.config,
-                gpus=self._settings.gpus,
-                least_capability=self._settings.least_capability,
                 name=self._registry.name_of(name),
-                cpu_fallback=self._settings.cpu_fallback,
-                variables=self._settings.variables,
-                adapt=self._settings.adapt_config,
             )
             loaded = dataclasses.replace(loaded, namespace=self._repository.namespace_of(name))
             if planned.stored is None:
@@ -398,7 +392,7 @@ class LoadPlanner:
         Raises HostError if the model is not on disk, or if the file is not valid.
         """
         path = self._repository.find_model_directory(name).path
-        settings = self._settings
+        settings = self._settings.config
         config = read_unchecked_config(path, settings.config_name, settings.variables)
         raise_first(check_load_parameters(config), None)
         return config

@@ -19,7 +19,7 @@ from host.cache.responses import ResponseCache, ResponseStore
 from host.config.auto_complete import complete_config
 from host.config.instance_groups import InstanceSpec, instance_specs
 from host.config.json_form import to_json
-from host.config.model_config import LoadedConfig, load_config
+from host.config.model_config import ConfigSettings, LoadedConfig, load_config
 from host.config.parameters import input_memory_message, wants_preload
 from host.config.schema import ModelConfig, is_ensemble
 from host.environments.environment import Environment
@@ -273,7 +273,8 @@ def read_model(
     `version`: None for the one that clients of a server get. `gpus`, `least_capability`: as for
     `load_config`. Raises HostError.
     """
-    loaded = load_config(directory, strict=False, gpus=gpus, least_capability=least_capability)
+    settings = ConfigSettings(gpus=gpus, least_capability=least_capability)
+    loaded = load_config(directory, settings)
     if is_ensemble(loaded.config):
         raise invalid_argument(
             f"model '{loaded.config.name}' is an ensemble, so it has no code to run"

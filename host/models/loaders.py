@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from host.config.model_config import AdaptConfig, LoadedConfig
+from host.config.model_config import ConfigSettings, LoadedConfig
 from host.config.parameters import CANARY_PARAMETER, SHADOW_PARAMETER
 from host.config.schema import ModelConfig, is_ensemble
 from host.errors import ErrorCode, HostError
@@ -90,36 +90,24 @@ class LoadSettings:
     """How models are loaded and unloaded.
 
     Attributes:
-        strict: Configurations must be complete; models do not complete them.
+        config: How their configurations are read.
         threads: Number of model versions that load at the same time.
         retries: Number of further attempts after a version failed to load.
         step: Seconds that a step of a load may take; 0 means no limit.
         grace: Seconds that a batch may still run when its model is unloaded.
         finalize: Seconds that a model's `finalize` may take.
-        gpus: Device ids that instances may run on.
-        least_capability: Compute capability that these devices have at least.
-        config_name: Name of the file in `configs/` that is preferred to `config.pbtxt`.
         agents: Directory of repository agents.
-        cpu_fallback: Whether instance groups of KIND_GPU use the CPU if there are no GPUs.
         on_demand: Whether models without the parameter LOAD_ON_DEMAND load on demand.
-        variables: Values of the template variables of configuration files.
-        adapt_config: Changes each configuration that was read, before it is checked.
     """
 
-    strict: bool
+    config: ConfigSettings
     threads: int
     retries: int
     grace: float
     finalize: float
     step: float = 0.0
-    gpus: Sequence[int] = ()
-    least_capability: float = 6.0
-    config_name: str | None = None
     agents: str = ""
-    cpu_fallback: bool = False
     on_demand: bool = False
-    variables: Mapping[str, str] | None = None
-    adapt_config: AdaptConfig | None = None
 
 
 class RepositoryReadError(HostError):

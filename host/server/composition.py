@@ -12,7 +12,7 @@ from host.access.api_keys import ApiKeys
 from host.bls import BlsTargets
 from host.cache.local import open_store
 from host.cache.responses import ResponseStore
-from host.config.model_config import AdaptConfig
+from host.config.model_config import AdaptConfig, ConfigSettings
 from host.core import VERSION, CollectStatistics, Core
 from host.crashes.records import CrashRecords
 from host.ensembles.ensemble import EnsembleLoader
@@ -366,20 +366,22 @@ class Composition:
 
 async def _read_load_settings(options: Options, adapt_config: AdaptConfig | None) -> LoadSettings:
     return LoadSettings(
-        strict=options.disable_auto_complete_config,
+        config=ConfigSettings(
+            strict=options.disable_auto_complete_config,
+            config_name=options.model_config_name or None,
+            gpus=await find_gpus(options.min_supported_compute_capability),
+            least_capability=options.min_supported_compute_capability,
+            cpu_fallback=options.gpu_fallback == "cpu",
+            variables=options.template_variables,
+            adapt=adapt_config,
+        ),
         threads=options.model_load_thread_count,
         retries=options.model_load_retry_count,
         grace=options.stub_grace_secs,
         finalize=_finalize_seconds(options),
         step=options.stub_load_timeout_secs,
-        gpus=await find_gpus(options.min_supported_compute_capability),
-        least_capability=options.min_supported_compute_capability,
-        config_name=options.model_config_name or None,
         agents=options.repoagent_directory,
-        cpu_fallback=options.gpu_fallback == "cpu",
         on_demand=options.model_control_mode == "on-demand",
-        variables=options.template_variables,
-        adapt_config=adapt_config,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from host.config.json_form import to_json
-from host.config.model_config import load_config
+from host.config.model_config import ConfigSettings, load_config
 from pb_utils import testing
 from stub.user_model import ModelFailure
 from tests.clients import tensor
@@ -120,7 +120,7 @@ def hold(repository: RepositoryBuilder, monkeypatch: pytest.MonkeyPatch) -> Hold
     def hold(name: str) -> testing.ModelHarness:
         folder = repository.path / name
         return testing.load(
-            folder, to_json(load_config(folder, strict=False).config), backend=BACKEND
+            folder, to_json(load_config(folder, ConfigSettings()).config), backend=BACKEND
         )
 
     return hold

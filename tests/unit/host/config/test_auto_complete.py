@@ -10,7 +10,7 @@ import pytest
 
 from host.config.auto_complete import complete_config, merge_completed
 from host.config.json_form import to_json
-from host.config.model_config import LoadedConfig, load_config
+from host.config.model_config import ConfigSettings, LoadedConfig, load_config
 from host.config.pbtxt import parse_pbtxt
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError
@@ -91,7 +91,7 @@ def loaded(tmp_path: Path) -> LoadedConfig:
     (directory / "1").mkdir(parents=True)
     (directory / "1" / "model.py").touch()
     (directory / "config.pbtxt").write_text(f"{TENSORS} max_batch_size: 2")
-    return load_config(directory, strict=False)
+    return load_config(directory, ConfigSettings())
 
 
 def test_a_model_cannot_complete_itself_with_an_unsupported_setting(loaded: LoadedConfig) -> None:

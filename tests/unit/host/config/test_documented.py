@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from host.config.auto_complete import complete_config
-from host.config.model_config import load_config
+from host.config.model_config import ConfigSettings, load_config
 from host.config.pbtxt import parse_pbtxt
 from host.config.schema import new_config
 from host.errors import HostError
@@ -71,7 +71,7 @@ def read(tmp_path: Path, text: str) -> Any:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.py").touch()
     (tmp_path / "m" / "config.pbtxt").write_text(f'backend: "python" {text}')
-    return complete_config(load_config(tmp_path / "m", strict=False))
+    return complete_config(load_config(tmp_path / "m", ConfigSettings()))
 
 
 SHAPE_TENSOR = "shape tensors are only supported for TensorRT platform for m"

@@ -10,7 +10,13 @@ import pytest
 from host.config.auto_complete import complete_config
 from host.config.instance_groups import InstanceSpec, instance_specs
 from host.config.json_form import to_json
-from host.config.model_config import LoadedConfig, checked_load_name, config_file, load_config
+from host.config.model_config import (
+    ConfigSettings,
+    LoadedConfig,
+    checked_load_name,
+    config_file,
+    load_config,
+)
 from host.errors import ErrorCode, HostError
 
 TENSORS = """
@@ -30,7 +36,7 @@ def model(tmp_path: Path) -> Path:
 
 def configured(model: Path, text: str, *, strict: bool = False) -> LoadedConfig:
     (model / "config.pbtxt").write_text(text)
-    return load_config(model, strict=strict)
+    return load_config(model, ConfigSettings(strict=strict))
 
 
 def refusal(model: Path, text: str, *, strict: bool = False) -> HostError:
@@ -40,7 +46,7 @@ def refusal(model: Path, text: str, *, strict: bool = False) -> HostError:
 
 
 def test_a_model_without_a_file_gets_the_default_configuration(model: Path) -> None:
-    loaded = load_config(model, strict=False)
+    loaded = load_config(model, ConfigSettings())
     assert loaded.source is None
     config = complete_config(loaded)
     assert to_json(config).startswith('{"name":"m","platform":"","backend":"python","runtime":""')
@@ -49,7 +55,7 @@ def test_a_model_without_a_file_gets_the_default_configuration(model: Path) -> N
 
 def test_strict_mode_requires_a_file(model: Path) -> None:
     with pytest.raises(HostError) as caught:
-        load_config(model, strict=True)
+        load_config(model, ConfigSettings(strict=True))
     assert caught.value.code is ErrorCode.INTERNAL
     assert caught.value.message == (
         f"failed to open text file for read {model}/config.pbtxt: No such file or directory"
@@ -81,7 +87,7 @@ def test_tensors_are_checked_at_once_only_in_strict_mode(model: Path) -> None:
 def test_an_unreadable_file_is_an_error_and_not_a_missing_file(model: Path, strict: bool) -> None:
     (model / "config.pbtxt").mkdir()
     with pytest.raises(HostError) as caught:
-        load_config(model, strict=strict)
+        load_config(model, ConfigSettings(strict=strict))
     assert caught.value.code is ErrorCode.INTERNAL
     assert caught.value.message == (
         f"failed to open text file for read {model}/config.pbtxt: Is a directory"
@@ -103,7 +109,7 @@ def test_bytes_that_are_not_utf_8_are_refused_outside_of_comments(
 ) -> None:
     (model / "config.pbtxt").write_bytes(content)
     with pytest.raises(HostError) as caught:
-        load_config(model, strict=False)
+        load_config(model, ConfigSettings())
     assert caught.value.code is ErrorCode.INTERNAL
     assert caught.value.message == (
         f"failed to read text proto from {model}/config.pbtxt: {position}: byte {byte} is not valid"
@@ -114,7 +120,7 @@ def test_bytes_that_are_not_utf_8_are_refused_outside_of_comments(
 def test_bytes_that_are_not_utf_8_are_accepted_in_comments(model: Path) -> None:
     content = b"# caf\xe9 \"\nmax_batch_size: 3 # it's \xff\xfe\nname: 'm' # \xe9"
     (model / "config.pbtxt").write_bytes(content.replace(b"'m'", f"'{model.name}'".encode()))
-    assert load_config(model, strict=False).config.max_batch_size == 3
+    assert load_config(model, ConfigSettings()).config.max_batch_size == 3
 
 
 def test_a_custom_configuration_is_chosen_by_name(model: Path) -> None:
@@ -123,18 +129,22 @@ def test_a_custom_configuration_is_chosen_by_name(model: Path) -> None:
     (model / "config.pbtxt").write_text("max_batch_size: 2")
 
     def max_batch_size(config_name: str | None) -> int:
-        return int(load_config(model, strict=True, config_name=config_name).config.max_batch_size)
+        return int(
+            load_config(
+                model, ConfigSettings(strict=True, config_name=config_name)
+            ).config.max_batch_size
+        )
 
     assert [max_batch_size(name) for name in (None, "big", "small", "config")] == [2, 8, 2, 2]
     assert config_file(model, "big") == model / "configs" / "big.pbtxt"
     assert config_file(model, "small") == model / "config.pbtxt"
     (model / "config.pbtxt").unlink()
-    assert load_config(model, strict=False, config_name="small").config.max_batch_size == 0
+    assert load_config(model, ConfigSettings(config_name="small")).config.max_batch_size == 0
 
 
 def test_an_override_replaces_the_file(model: Path) -> None:
     (model / "config.pbtxt").write_text("this is not read")
-    loaded = load_config(model, strict=False, override='{"max_batch_size":3}')
+    loaded = load_config(model, ConfigSettings(), override='{"max_batch_size":3}')
     assert loaded.source is None
     assert loaded.config.max_batch_size == 3
     assert loaded.config.backend == "python"
@@ -142,7 +152,7 @@ def test_an_override_replaces_the_file(model: Path) -> None:
 
 def test_an_invalid_override_is_named_in_the_error(model: Path) -> None:
     with pytest.raises(HostError) as caught:
-        load_config(model, strict=False, override='{"maxbatch":3}')
+        load_config(model, ConfigSettings(), override='{"maxbatch":3}')
     assert caught.value.message.startswith(
         "Invalid config override: failed to parse model configuration JSON: unknown field"
     )
@@ -155,7 +165,9 @@ def test_a_model_must_be_named_like_its_directory(model: Path) -> None:
         "unexpected directory name 'm' for model 'other', directory name must equal model name"
         f" ({model}/config.pbtxt:2:1, field 'name')"
     )
-    assert load_config(model, strict=False, name="n", override='{"name":"n"}').config.name == "n"
+    assert (
+        load_config(model, ConfigSettings(), name="n", override='{"name":"n"}').config.name == "n"
+    )
 
 
 @pytest.mark.parametrize("character", ";|&$`<>()[]{}\\\"'*?~#!")
@@ -163,7 +175,7 @@ def test_shell_characters_in_a_model_name_are_refused(tmp_path: Path, character:
     directory = tmp_path / f"m{character}"
     directory.mkdir()
     with pytest.raises(HostError) as caught:
-        load_config(directory, strict=False, override='{"backend":"python"}').check_instances()
+        load_config(directory, ConfigSettings(), override='{"backend":"python"}').check_instances()
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == "Invalid stub name: contains invalid characters"
 
@@ -181,7 +193,7 @@ def test_groups_of_kind_gpu_use_the_cpu_without_gpus_if_wanted(
 ) -> None:
     text = "instance_group [ { kind: KIND_GPU gpus: [ 0, 1 ] count: 2 }, { kind: KIND_GPU } ]"
     configured(model, text)
-    loaded = load_config(model, strict=False, cpu_fallback=True)
+    loaded = load_config(model, ConfigSettings(cpu_fallback=True))
     loaded.check_instances()
     assert [(spec.name, spec.kind) for spec in instance_specs(loaded.config)] == [
         ("m_0_0", "CPU"),
@@ -193,7 +205,7 @@ def test_groups_of_kind_gpu_use_the_cpu_without_gpus_if_wanted(
         "model 'm': its instance groups of KIND_GPU run on the CPU, because there is no GPU"
         " (--gpu-fallback=cpu)"
     )
-    loaded = load_config(model, strict=False, cpu_fallback=True, gpus=[0, 1])
+    loaded = load_config(model, ConfigSettings(cpu_fallback=True, gpus=[0, 1]))
     assert {spec.kind for spec in instance_specs(loaded.config)} == {"GPU"}
     assert len(caplog.records) == 1
 
@@ -210,7 +222,7 @@ def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> Non
     )
     with pytest.raises(HostError):
         complete_config(loaded)
-    loaded = load_config(model, strict=False, gpus=[0, 1])
+    loaded = load_config(model, ConfigSettings(gpus=[0, 1]))
     assert [spec.device_id for spec in instance_specs(complete_config(loaded))] == [0, 1]
 
 
@@ -244,7 +256,7 @@ def test_settings_without_effect_are_accepted(model: Path) -> None:
 
 def test_a_dangling_link_counts_as_a_missing_file(model: Path) -> None:
     os.symlink(model / "nowhere", model / "config.pbtxt")
-    assert load_config(model, strict=False).source is None
+    assert load_config(model, ConfigSettings()).source is None
 
 
 def test_the_name_in_a_load_request_is_trimmed() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from host.config.model_config import load_config
+from host.config.model_config import ConfigSettings, load_config
 from host.config.pbtxt import (
     fill_known_variables,
     fill_template,
@@ -374,6 +374,6 @@ def test_a_configuration_is_read_with_its_values(tmp_path: Path) -> None:
     tensor = '{ name: "x" data_type: TYPE_FP32 dims: 1 }'
     text = f'backend: "python" input {tensor} output {tensor} max_batch_size: ${{count}}'
     (tmp_path / "config.pbtxt").write_text(text)
-    assert load_config(tmp_path, strict=False, variables=VALUES).config.max_batch_size == 2
+    assert load_config(tmp_path, ConfigSettings(variables=VALUES)).config.max_batch_size == 2
     with pytest.raises(HostError, match=r"template variable '\$\{count\}' was not replaced"):
-        load_config(tmp_path, strict=False)
+        load_config(tmp_path, ConfigSettings())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from host.config.model_config import LoadedConfig
+from host.config.model_config import ConfigSettings, LoadedConfig
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError, internal
 from host.inference.call import Call
@@ -272,7 +272,7 @@ class Setup:
             self.registry,
             Repository([repository.path]),
             Loaders(self.loader, self.loader),
-            LoadSettings(strict=False, threads=threads, retries=retries, grace=0, finalize=1),
+            LoadSettings(ConfigSettings(), threads=threads, retries=retries, grace=0, finalize=1),
             self.uploads,
         )
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from host.config.model_config import ConfigSettings
 from host.model_control.load_planner import LoadPlanner, LoadRequest, PlannedModel
 from host.model_control.load_records import LoadRecords
 from host.models.loaders import LoadSettings, RepositoryReadError
@@ -48,7 +49,7 @@ class Planning:
             Registry(),
             Repository([path]),
             LoadRecords(),
-            LoadSettings(strict=False, threads=1, retries=0, grace=0, finalize=1),
+            LoadSettings(ConfigSettings(), threads=1, retries=0, grace=0, finalize=1),
             self.uploads,
             lambda name, path: compute_fingerprint(path),
             None,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from host.config.model_config import LoadedConfig, load_config
+from host.config.model_config import ConfigSettings, LoadedConfig, load_config
 from host.environments.model_environments import Environments
 from host.errors import HostError
 from host.inference.request import InferRequest, Tensor
@@ -42,7 +42,7 @@ class LoadingSetup:
     def config(self, fields: str = "") -> LoadedConfig:
         """The configuration of `m`, which is written to disk."""
         directory = self._repository.add("m", "x = 1", f"{TENSORS} {fields}")
-        return load_config(directory, strict=False)
+        return load_config(directory, ConfigSettings())
 
     @property
     def directory(self) -> Path:

@@ -13,7 +13,7 @@ import pytest
 
 import pb_utils
 from host.config.json_form import to_json
-from host.config.model_config import load_config
+from host.config.model_config import ConfigSettings, load_config
 from pb_utils import testing
 from stub.user_model import ModelFailure
 from tests.conftest import ROOT, RepositoryBuilder
@@ -220,7 +220,7 @@ def hold(repository: RepositoryBuilder) -> Hold:
 
     def hold(name: str) -> testing.ModelHarness:
         folder = repository.path / name
-        config = to_json(load_config(folder, strict=False).config)
+        config = to_json(load_config(folder, ConfigSettings()).config)
         return testing.load(folder, config, backend=BACKEND)
 
     return hold
@@ -401,7 +401,7 @@ def test_a_model_that_cannot_be_served_says_why(hold: Hold, model: str) -> None:
 def test_a_gpu_that_the_library_does_not_see_is_named(
     hold: Hold, repository: RepositoryBuilder
 ) -> None:
-    config = json.loads(to_json(load_config(repository.path / "named", strict=False).config))
+    config = json.loads(to_json(load_config(repository.path / "named", ConfigSettings()).config))
     config["instance_group"] = [{"name": "named", "kind": "KIND_GPU", "gpus": [99]}]
     with pytest.raises(ModelFailure) as caught:
         testing.load(repository.path / "named", config, backend=BACKEND)
