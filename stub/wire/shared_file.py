@@ -33,11 +33,12 @@ def create_shared_file(name: str, size: int) -> int:
 
 def _create_named(name: str) -> int:
     """Creates POSIX shared memory, for systems without memfd, and removes its name at once."""
-    import posix_ipc
+    import _posixshmem
 
-    memory = posix_ipc.SharedMemory(f"/{name}-{os.urandom(8).hex()}", posix_ipc.O_CREX, mode=0o600)
-    memory.unlink()
-    return int(memory.fd)
+    path = f"/{name}-{os.urandom(8).hex()}"
+    fd = _posixshmem.shm_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
+    _posixshmem.shm_unlink(path)
+    return int(fd)
 
 
 class Mapping:
