@@ -86,6 +86,8 @@ class ThreadWorker(Worker):
             if self._model is not None:
                 with self._runtime.forbid_bls():  # also if no Finalize message has arrived
                     self._model.finalize()
+            # From Python 3.14 on, a Thread object that has ended still refers to its context.
+            pb_utils._runtime._override.set(None)
 
     def _serve_service(self) -> None:
         self._install_runtime()
