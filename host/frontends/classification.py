@@ -13,7 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from host.errors import internal, invalid_argument
-from host.inference.request import Classification, InferResponse, Tensor, read_bytes
+from host.inference.request import (
+    Classification,
+    InferResponse,
+    Tensor,
+    read_bytes,
+    serialize_bytes,
+)
 
 MAX_ELEMENTS = 1_000_000
 """Maximum number of elements of a classified output."""
@@ -65,7 +71,7 @@ def _classify_tensor(tensor: Tensor, count: int, classes: Classification) -> Ten
     labels = classes.labels.get(tensor.name, ())
     width = min(count, rows.shape[1])
     elements = [text for row in rows for text in _format_top_classes(row, width, labels)]
-    data = b"".join(len(text).to_bytes(4, "little") + text for text in elements)
+    data = serialize_bytes(elements)
     shape = [batch, width] if classes.batched else [width]
     return Tensor(tensor.name, "BYTES", shape, data)
 

@@ -6,8 +6,9 @@ memory that is gone is killed by SIGBUS. So they are objects that no library can
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
@@ -20,6 +21,8 @@ from stub.wire.messages import TraceLink
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+_LENGTH = struct.Struct("<I")
 
 CHUNK_SIZE = 1 << 28
 """Maximum number of bytes copied at a time where not all are needed at once.
@@ -47,6 +50,11 @@ class SharedMemoryBytes(ABC):
 def read_bytes(data: bytes | memoryview | SharedMemoryBytes) -> bytes | memoryview:
     """The bytes to read: a copy if they are in memory of a client. Raises HostError INTERNAL."""
     return data if isinstance(data, (bytes, memoryview)) else bytes(data)
+
+
+def serialize_bytes(elements: Iterable[bytes]) -> bytes:
+    """The data of a BYTES tensor: each element after its length in 4 little-endian bytes."""
+    return b"".join([part for item in elements for part in (_LENGTH.pack(len(item)), item)])
 
 
 def refuse_if_too_large(name: str, data: SharedMemoryBytes) -> None:

@@ -20,7 +20,7 @@ from typing import NoReturn
 from host.config.schema import ConfigPart, ModelConfig, pb
 from host.errors import HostError, internal, invalid_argument
 from host.inference.call import Call, CallHolder, CallState
-from host.inference.request import InferResponse, SharedMemoryBytes, Tensor
+from host.inference.request import InferResponse, SharedMemoryBytes, Tensor, serialize_bytes
 from host.scheduling.ordering import OrderedCall
 from host.system.files import read_file
 from pb_utils._datatypes import NAMES, SIZES
@@ -222,8 +222,7 @@ class ControlTensors:
             return tensors
         name, datatype = self._id
         if isinstance(correlation_id, str):
-            text = correlation_id.encode()
-            data = struct.pack("<I", len(text)) + text
+            data = serialize_bytes([correlation_id.encode()])
         else:
             data = (correlation_id & (1 << 64) - 1).to_bytes(8, "little")[
                 : _CORRELATION_ID_SIZES.get(datatype)

@@ -7,9 +7,8 @@ other thread may run. Parts of 16 KiB take about a millisecond.
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError, invalid_argument
 from host.frontends.grpc.protobuf_wire import encode_varint, read_varint
-from host.inference.request import Buffer
-
-_LENGTH = struct.Struct("<I")
+from host.inference.request import Buffer, serialize_bytes
 
 # Field, datatype in error texts, type of its values on the wire, and the format of each datatype
 # that it may carry. FP16 and BF16 have no field, as they travel raw only.
@@ -78,11 +75,6 @@ class ContentsConverter:
         self._field = field
 
 
-def serialize_bytes(elements: Iterable[bytes]) -> bytes:
-    """Serializes BYTES elements: each after its length in 4 little-endian bytes."""
-    return b"".join([part for item in elements for part in (_LENGTH.pack(len(item)), item)])
-
-
 MIN_LARGE_INPUT_BYTES = 1 << 16
 """An InferInputTensor of this size or more may have large contents."""
 
@@ -95,16 +87,8 @@ _FIXED_BYTES = {1: 8, 5: 4}  # by wire type
 _CONTENTS_TAG = _TENSOR_FIELDS["contents"].number << 3 | _LENGTH_DELIMITED
 # Bytes of an element in a packed field, by the field's tag; 0: varints.
 _PACKED = {
-    _CONTENTS_FIELDS[name].number << 3 | _LENGTH_DELIMITED: size
-    for name, size in (
-        ("bool_contents", 0),
-        ("int_contents", 0),
-        ("int64_contents", 0),
-        ("uint_contents", 0),
-        ("uint64_contents", 0),
-        ("fp32_contents", 4),
-        ("fp64_contents", 8),
-    )
+    _CONTENTS_FIELDS[name].number << 3 | _LENGTH_DELIMITED: int(kind[2:]) if "f" in kind else 0
+    for name, _, kind, _ in _FIELDS
 }
 
 

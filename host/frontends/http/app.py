@@ -84,7 +84,7 @@ class HttpApp(InferenceApp):
 
     def fast_path(self, url: bytes, headers: Mapping[bytes, bytes]) -> FastHandler | None:
         """Returns the handler of a request without a task (`host.frontends.http1.parser`)."""
-        handler = super().fast_path(url, headers)
+        handler = self._find_infer_handler(url, headers)
         if handler is None and self._openai is not None:
             handler = self._openai.fast_path(url, headers)
         return handler

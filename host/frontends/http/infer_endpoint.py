@@ -54,7 +54,14 @@ from host.frontends.inference_core import InferenceCore, OpenRequests, RegionLoo
 from host.frontends.receive_memory import MIN_PLACED_BYTES, Placer, ReserveBlock, StartFilling
 from host.frontends.request_headers import HeaderForwarding
 from host.inference.call import Call
-from host.inference.request import Buffer, Classification, InferRequest, InferResponse, Tensor
+from host.inference.request import (
+    Buffer,
+    Classification,
+    InferRequest,
+    InferResponse,
+    Tensor,
+    serialize_bytes,
+)
 from host.inference.tensor_spec import wire_name
 from host.models.registry import parse_version
 from pb_utils._datatypes import SIZES
@@ -220,7 +227,7 @@ def raw_request(config: ModelConfig, version: int, body: bytes, max_size: int) -
             raise _error_without_id(
                 f"For BYTE datatype raw input '{entry.name}', the model must have input shape [1]"
             )
-        data = len(body).to_bytes(4, "little") + body
+        data = serialize_bytes([body])
     elif -1 in dims:
         if dims.count(-1) > 1:
             raise _error_without_id(

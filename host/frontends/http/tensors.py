@@ -23,7 +23,7 @@ from host.frontends.http.json_text import (
     with_context,
     wrong_type,
 )
-from host.inference.request import Buffer, InferResponse, Tensor, read_bytes
+from host.inference.request import Buffer, InferResponse, Tensor, read_bytes, serialize_bytes
 from pb_utils._datatypes import CODES
 
 _Result = TypeVar("_Result")
@@ -254,13 +254,7 @@ def read_strings(name: str, data: list[Any] | LargeArray, max_size: int) -> byte
             ) from None
         size += sum(map(len, elements)) + 4 * len(elements)
         if size <= max_size:
-            parts.append(
-                b"".join(
-                    chain.from_iterable(
-                        (struct.pack("<I", len(element)), element) for element in elements
-                    )
-                )
-            )
+            parts.append(serialize_bytes(elements))
     _check_size(name, size, max_size)
     return b"".join(parts)
 

@@ -6,7 +6,6 @@ import base64
 import binascii
 import random
 import re
-import struct
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
@@ -29,7 +28,7 @@ from host.frontends.openai.fields import (
 from host.frontends.openai.openai_errors import invalid_type, invalid_value, unsupported_field
 from host.frontends.openai.outputs import wants_logprobs
 from host.frontends.openai.tool_calls import demanded_schema
-from host.inference.request import InferRequest, Parameter, Tensor
+from host.inference.request import InferRequest, Parameter, Tensor, serialize_bytes
 
 SOURCE_OF_PART = {"image_url": "images", "input_audio": "audio"}
 """The source of inputs that takes a part of a message, by the type of the part."""
@@ -263,7 +262,7 @@ def encode_input(entry: Input, value: Any) -> Tensor:
     datatype = entry.datatype
     if datatype == "BYTES":
         texts = [_element(item) for item in ([value] if entry.source in _JSON_SOURCES else values)]
-        data = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        data = serialize_bytes(texts)
         return Tensor(entry.name, datatype, _shape(entry, len(texts)), data)
     limits = np.iinfo(datatype.lower() if datatype in _INTEGERS else "int64")
     for item in values:
