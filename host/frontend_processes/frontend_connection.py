@@ -27,7 +27,7 @@ from host.frontend_processes.frontend_link import (
 from host.frontend_processes.served_exchanges import ServedExchanges
 from host.frontend_processes.served_requests import ServedRequests
 from host.frontends.grpc.methods import Services
-from host.frontends.http1.cycle import App
+from host.frontends.http1.asgi import App
 from host.instances.arenas import Arenas
 from host.instances.ring_link import RingFiles
 from stub.wire.messages import BlockRelease

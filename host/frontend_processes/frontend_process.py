@@ -40,7 +40,7 @@ from host.frontends.client_endpoints import (
 from host.frontends.grpc.grpc_admin import ADMIN_METHODS
 from host.frontends.grpc.methods import RpcContext, Services, UnaryMethod
 from host.frontends.http.inference_app import ForwardingApp
-from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message, Receive, Send
+from host.frontends.http1.asgi import RAW_HEADER_NAMES, Message, Receive, Send
 from host.instances.arenas import HOST_ARENA
 from host.instances.busy_polling import no_connection_hook
 from host.options.options import Options

@@ -28,7 +28,7 @@ from host.frontend_processes.frontend_messages import (
     encode_error,
 )
 from host.frontends.grpc.methods import Metadata, Services, UnaryMethod, to_host_error
-from host.frontends.http1.cycle import RAW_HEADER_NAMES, App, Message
+from host.frontends.http1.asgi import RAW_HEADER_NAMES, App, Message
 from host.inference.request import InferRequest
 
 _log = logging.getLogger("pbhost")

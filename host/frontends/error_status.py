@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from host.errors import ErrorCode, HostError, TooManyRequests
-from host.frontends.http1.cycle import Header
+from host.frontends.http1.asgi import Header
 
 _STATUSES = {  # of HTTP, and of gRPC
     ErrorCode.CANCELLED: (400, 1),

@@ -31,7 +31,7 @@ from host.frontends.grpc.methods import (
     UnaryMethod,
 )
 from host.frontends.http.http_exchange import HttpExchange
-from host.frontends.http1.cycle import App, Message, Receive, Send
+from host.frontends.http1.asgi import App, Message, Receive, Send
 from host.frontends.inference_core import Cancellable
 from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.frontends.request_headers import Header

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from host.core import Core
 from host.errors import HostError, unsupported
 from host.frontends.grpc.infer_request import parse_infer_request
-from host.frontends.http1.cycle import Message
+from host.frontends.http1.asgi import Message
 from host.frontends.request_headers import Header
 from host.ray.deployment_options import behind_haproxy
 

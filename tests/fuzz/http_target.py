@@ -17,7 +17,7 @@ from host.frontends.compression import decompress
 from host.frontends.http.infer_endpoint import to_request
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.routes import find_route
-from host.frontends.http1.cycle import Message, Receive, Send
+from host.frontends.http1.asgi import Message, Receive, Send
 from host.frontends.http1.http1_connection import Http1Connection, Timeouts
 from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.instances.busy_polling import no_connection_hook

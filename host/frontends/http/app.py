@@ -27,7 +27,7 @@ from host.frontends.http.inference_app import InferenceApp
 from host.frontends.http.metrics_endpoint import load_report
 from host.frontends.http.routes import Endpoint, find_route
 from host.frontends.http.web_pages import WebPages
-from host.frontends.http1.cycle import App, Message, Receive, Send
+from host.frontends.http1.asgi import App, Message, Receive, Send
 from host.frontends.http1.parser import FastHandler
 from host.frontends.openai.openai_app import OpenAIApp, find_openai_route
 from host.frontends.receive_memory import ReceiveBudget

@@ -31,7 +31,7 @@ from host.frontends.http.tensors import (
     run_in_turns,
     write_tensor,
 )
-from host.frontends.http1.cycle import Header
+from host.frontends.http1.asgi import Header
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.inference.tensor_spec import wire_name

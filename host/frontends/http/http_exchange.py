@@ -16,7 +16,8 @@ from host.frontends.error_status import HttpError, error_headers, http_status
 from host.frontends.http import json_text as json
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Endpoint, Route
-from host.frontends.http1.cycle import FILL_BODY, RAW_HEADER_NAMES, FillBody, Header, Message
+from host.frontends.http1.asgi import FILL_BODY, RAW_HEADER_NAMES, FillBody, Header, Message
+from host.frontends.http1.cycle import JOIN_UP_TO
 from host.frontends.receive_memory import (
     MIN_PLACED_BYTES,
     SMALL_BYTES,
@@ -34,7 +35,6 @@ BINARY = b"application/octet-stream"
 MAX_BYTES = 2147483647  # INT32_MAX, as lengths in headers are 32-bit numbers
 
 _UNCOUNTED = nullcontext()
-_JOIN_UP_TO = 65536  # bytes of a response; copying more than that costs more than a second write
 
 
 class ClientDisconnected(Exception):
@@ -199,7 +199,7 @@ class HttpExchange:
         for part in parts:
             size += len(part) if type(part) is bytes else memoryview(part).nbytes
         await self._send_head(status, kind, [(b"content-length", b"%d" % size), *headers])
-        if size <= _JOIN_UP_TO:
+        if size <= JOIN_UP_TO:
             await self._send({"type": "http.response.body", "body": b"".join(parts)})
             return
         last = len(parts) - 1

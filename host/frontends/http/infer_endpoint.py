@@ -42,13 +42,9 @@ from host.frontends.http.inference_header import (
 )
 from host.frontends.http.json_text import SlowText, error_body
 from host.frontends.http.routes import INFER, Route, find_route
-from host.frontends.http.tensors import (
-    ALL_NAMES,
-    Steps,
-    encode_infer_response,
-    run_in_turns,
-)
-from host.frontends.http1.cycle import STATUS_LINES, Header
+from host.frontends.http.tensors import ALL_NAMES, Steps, encode_infer_response, run_in_turns
+from host.frontends.http1.asgi import Header
+from host.frontends.http1.cycle import STATUS_LINES
 from host.frontends.http1.parser import Body, FastHandler, ResponseCallback
 from host.frontends.inference_core import InferenceCore, OpenRequests, RegionLookup
 from host.frontends.receive_memory import MIN_PLACED_BYTES, Placer, ReserveBlock, StartFilling

@@ -12,7 +12,7 @@ from host.frontends.http.http_exchange import Handler, HttpExchange, answer_exch
 from host.frontends.http.infer_endpoint import InferHandler
 from host.frontends.http.metrics_endpoint import LOAD_REPORT_HEADER
 from host.frontends.http.routes import Endpoint, Route, find_route
-from host.frontends.http1.cycle import App, Message, Receive, Send
+from host.frontends.http1.asgi import App, Message, Receive, Send
 from host.frontends.http1.parser import FastHandler
 from host.frontends.inference_core import InferenceCore, OpenRequests, SendingKeys
 from host.frontends.receive_memory import ReceiveBudget

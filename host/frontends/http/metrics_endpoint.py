@@ -10,7 +10,7 @@ from host.frontends.error_status import HttpError
 from host.frontends.http import json_text as json
 from host.frontends.http.generate import LoadReport
 from host.frontends.http.http_exchange import HttpExchange, answer_exchange, check_method
-from host.frontends.http1.cycle import Header, Message, Receive, Send
+from host.frontends.http1.asgi import Header, Message, Receive, Send
 from host.frontends.receive_memory import ReceiveBudget
 from host.metrics.exposition import render_exposition
 from host.metrics.families import MetricFamily

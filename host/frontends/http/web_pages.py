@@ -21,7 +21,7 @@ from host.frontends.http.api_schemas import (
 from host.frontends.http.api_server_paths import TAGS, server_paths
 from host.frontends.http.http_exchange import JSON, Handler, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
-from host.frontends.http1.cycle import Header
+from host.frontends.http1.asgi import Header
 from host.frontends.request_headers import Restrictions
 
 _HTML = b"text/html; charset=utf-8"

@@ -1,34 +1,18 @@
-"""The request-response cycle of an ASGI application on a connection."""
+"""Requests on a connection and their responses: of an ASGI application, or on the fast path."""
 
 from __future__ import annotations
 
 import asyncio
 import http
 import logging
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
+from host.frontends.http.json_text import error_body
+from host.frontends.http1.asgi import FILL_BODY, App, Header, Message
+from host.frontends.http1.parser import Body, FastHandler
+from host.frontends.inference_core import Cancellable
 from host.frontends.receive_memory import MessageFiller
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-"""An ASGI 3 application."""
-
-Header = tuple[bytes, bytes]
-
-RAW_HEADER_NAMES = "pbhost.header_names"
-"""Extension of the ASGI scope: names of headers as received; `headers` has them in lowercase."""
-
-FILL_BODY = "pbhost.fill_body"
-"""Extension of `http.request` events that are not the last one: a FillBody of the request."""
-
-FillBody = Callable[[MessageFiller, int], Awaitable[bool]]
-"""Reads the rest of a body, of so many bytes, from the socket straight to its place.
-
-Returns False if that is not possible now, and then has read nothing.
-"""
 
 JOIN_UP_TO = 65536
 """Bytes of a response; copying more than that costs more than a second write."""
@@ -229,3 +213,70 @@ class RequestResponseCycle:
             if head:
                 write(head)
             write(body)
+
+
+_FAILURE = error_body("unexpected failure")
+_INTERNAL_ERROR = (
+    STATUS_LINES[500] + b"content-type: application/json\r\ncontent-length: %d\r\n" % len(_FAILURE),
+    (_FAILURE,),
+)
+
+
+class FastPathCycle:
+    """One complete request and its response."""
+
+    __slots__ = (
+        "response_complete",
+        "keep_alive",
+        "response_started",
+        "_connection",
+        "_disconnected",
+        "_request",
+    )
+
+    def __init__(self, connection: RequestConnection) -> None:
+        self.keep_alive = True
+        self.response_started = False
+        self.response_complete = False
+        self._connection = connection
+        self._disconnected = False
+        self._request: Cancellable | None = None
+
+    def start_request(self, handler: FastHandler, body: bytes) -> bool:
+        """Calls the handler; False if the request needs a task."""
+        try:
+            request = handler(body, self._send_response)
+        except Exception as error:  # a defect of ours
+            _log.error("unexpected failure of an HTTP request", exc_info=error)
+            if not self.response_complete:
+                self._send_response(*_INTERNAL_ERROR)
+            return True
+        self._request = request
+        return request is not None
+
+    def client_disconnected(self) -> None:
+        """Cancels the request after a disconnect of the client."""
+        self._disconnected = True
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cancels the request if its response is not sent yet."""
+        if self._request is not None and not self.response_complete:
+            self._request.cancel()
+
+    def _send_response(self, head: bytes, parts: Sequence[Body]) -> None:
+        self.response_started = self.response_complete = True
+        connection = self._connection
+        if self._disconnected:
+            return
+        end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        if sum(map(len, parts)) <= JOIN_UP_TO:
+            connection.write_small(b"".join((head, end, *parts)))
+        else:
+            write = connection.transport.write
+            write(head + end)
+            for part in parts:
+                write(part)
+        if not self.keep_alive:
+            connection.transport.close()
+        connection.response_complete()

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 
-from host.frontends.http1.cycle import App
+from host.frontends.http1.asgi import App
 from host.frontends.http1.http1_connection import Http1Connection, Timeouts
 from host.frontends.http1.parser import FastPath, HeadReader
 from host.frontends.sockets import accept_connections, listening_socket

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import httptools
 
-from host.frontends.http1.cycle import Header
+from host.frontends.http1.asgi import Header
 from host.frontends.inference_core import Cancellable
 
 _FRAMING_HEADERS = frozenset((b"content-length", b"transfer-encoding"))

@@ -14,7 +14,7 @@ from host.errors import HostError
 from host.frontends.http.http_exchange import JSON, HttpExchange, trace_response
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.http.routes import Route
-from host.frontends.http1.cycle import Header
+from host.frontends.http1.asgi import Header
 from host.frontends.openai.answers import Answer, ResponseAnswer, sum_usage
 from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract

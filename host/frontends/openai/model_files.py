@@ -266,17 +266,13 @@ def read_lora_adapters(directory: Path, version: int, config: ModelConfig) -> tu
         return ()
     path = directory / str(version) / _ADAPTER_FILE
     prefix = f"{LORA_SEPARATOR} of model '{config.name}'"
-    unreadable = f"{prefix}: cannot read '{_ADAPTER_FILE}'"
     try:
         if path.stat().st_size > _MAX_ADAPTER_BYTES:
             raise ValueError(f"it has more than {_MAX_ADAPTER_BYTES} bytes")
         document = json.loads(read_file(path))
-    except OSError as error:
-        raise ValueError(
-            f"{prefix}: cannot read '{_ADAPTER_FILE}': {error.strerror or error}"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{unreadable}: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{prefix}: cannot read '{_ADAPTER_FILE}': {reason}") from None
     if not isinstance(document, dict):
         raise ValueError(
             f"{prefix}: '{_ADAPTER_FILE}' must be a JSON object of folders by adapter name"

@@ -22,7 +22,7 @@ from host.frontends.http.http_exchange import (
     check_restriction,
 )
 from host.frontends.http.routes import Endpoint, Route
-from host.frontends.http1.cycle import Header
+from host.frontends.http1.asgi import Header
 from host.frontends.inference_core import OpenRequests
 from host.frontends.openai.api_paths import openai_paths
 from host.frontends.openai.bodies import BodyReader, set_request_id

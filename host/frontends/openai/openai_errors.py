@@ -8,7 +8,7 @@ from __future__ import annotations
 from host.errors import ErrorCode, HostError
 from host.frontends.error_status import HttpError, error_headers
 from host.frontends.http import json_text as json
-from host.frontends.http1.cycle import Header
+from host.frontends.http1.asgi import Header
 
 _INVALID_REQUEST = "invalid_request_error"
 _DO_NOT_RETRY: Header = (b"x-should-retry", b"false")

@@ -14,7 +14,7 @@ from host.frontend_processes.frontend_connection import FrontendConnection
 from host.frontend_processes.frontend_link import BudgetFile
 from host.frontend_processes.frontend_messages import EndExchange
 from host.frontend_processes.frontend_process import Forwarder
-from host.frontends.http1.cycle import Message, Receive, Send
+from host.frontends.http1.asgi import Message, Receive, Send
 from host.instances.arenas import Arenas
 from tests.unit.host.frontends.grpc.echo_core import EchoCore
 

@@ -17,7 +17,7 @@ from host.frontend_processes import frontend_messages as m
 from host.frontend_processes.frontend_connection import FrontendConnection
 from host.frontend_processes.frontend_link import BudgetFile, MessageLink
 from host.frontends.grpc.grpc_admin import admin_services
-from host.frontends.http1.cycle import Message, Receive, Send
+from host.frontends.http1.asgi import Message, Receive, Send
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.arenas import Arenas

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-from host.frontends.http1.cycle import Message
+from host.frontends.http1.asgi import Message
 from host.frontends.http1.http1_connection import Timeouts
 from host.frontends.http1.listener import HttpListener
 from host.frontends.http1.parser import ResponseCallback

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from host.frontends.http1.cycle import App, Message, Receive, Send
+from host.frontends.http1.asgi import App, Message, Receive, Send
 from host.frontends.http1.http1_connection import Timeouts
 from host.frontends.http1.listener import HttpListener
 from host.frontends.sockets import unsent_bytes

@@ -15,7 +15,7 @@ import pytest
 
 from host.errors import ErrorCode, HostError
 from host.frontends.http.metrics_endpoint import MetricsApp
-from host.frontends.http1.cycle import App, Message, Receive, Send
+from host.frontends.http1.asgi import App, Message, Receive, Send
 from host.frontends.http1.listener import HttpListener
 from host.frontends.sockets import check_address, listening_socket
 from host.metrics.families import MetricFamily, MetricKind
