@@ -54,7 +54,8 @@ class BlsRequests:
         self.blocking_calls: dict[int, Call] = {}
         """Requests that their batch waits for."""
         self._open: dict[int, tuple[BlsRequest, Call]] = {}
-        self._pending: dict[int, tuple[BlsRequest, asyncio.Task[None]]] = {}
+        self.pending: dict[int, tuple[BlsRequest, asyncio.Task[None]]] = {}
+        """Requests whose model is not ready yet."""
         self._services = services
         self._transfer = transfer
         self._protocol = protocol
@@ -78,7 +79,7 @@ class BlsRequests:
             self._send_internal_error(bls_request)
             return
         task = asyncio.get_running_loop().create_task(self._add_when_ready(bls_request, call))
-        self._pending[bls_request.number] = bls_request, task
+        self.pending[bls_request.number] = bls_request, task
 
     async def _add_when_ready(
         self, bls_request: BlsRequest, starting: Coroutine[None, None, Call]
@@ -86,12 +87,13 @@ class BlsRequests:
         """Starts a request once the target model has said that it is ready."""
         try:
             self._add_call(bls_request, await starting)
+            self.break_deadlock(bls_request)
         except HostError as error:
             self._send_error(bls_request, error)
         except Exception:  # a defect: logged, and answered with an error
             self._send_internal_error(bls_request)
         finally:
-            self._pending.pop(bls_request.number, None)
+            self.pending.pop(bls_request.number, None)
 
     def _add_call(self, bls_request: BlsRequest, call: Call) -> None:
         number = bls_request.number
@@ -109,9 +111,16 @@ class BlsRequests:
 
         self._open[number] = bls_request, call
         call.subscribe(on_response)
-        if bls_request.batch_number and not call.finished:
-            if bls_request.blocking:
-                self.blocking_calls[number] = call
+        if bls_request.batch_number and bls_request.blocking and not call.finished:
+            self.blocking_calls[number] = call
+
+    def break_deadlock(self, bls_request: BlsRequest) -> None:
+        """Fails the call of a request if it waits for itself, now or when a cycle forms.
+
+        To be called when nothing that has arrived is left to act on, as it may wait for that.
+        """
+        _, call = self._open.get(bls_request.number, (None, None))
+        if call is not None and bls_request.batch_number and not call.finished:
             self._services.models.break_deadlock(call)
 
     def end_batch(self, batch: int) -> None:
@@ -119,6 +128,9 @@ class BlsRequests:
         for number in list(self.blocking_calls):
             if self._open[number][0].batch_number == batch:
                 del self.blocking_calls[number]
+        for bls_request, _ in self.pending.values():
+            if bls_request.batch_number == batch and bls_request.blocking:
+                bls_request.batch_number = 0
 
     def calls_of_batch(self, batch: int) -> list[Call]:
         """The calls in progress that a batch has made."""
@@ -129,7 +141,7 @@ class BlsRequests:
     @property
     def awaited_models(self) -> set[str]:
         """The models that have to be loaded, or asked whether they are ready, before a request."""
-        return {bls_request.request.model_name for bls_request, _ in self._pending.values()}
+        return {bls_request.request.model_name for bls_request, _ in self.pending.values()}
 
     def find_awaited_models(self) -> set[str]:
         """As `awaited_models`, with those that the models wait for that have been asked."""
@@ -158,8 +170,8 @@ class BlsRequests:
         if number in self._open:
             _, call = self._open[number]
             call.request_cancellation(HostError(ErrorCode.CANCELLED, _CANCELLED_BY_MODEL))
-        elif number in self._pending:
-            bls_request, task = self._pending.pop(number)
+        elif number in self.pending:
+            bls_request, task = self.pending.pop(number)
             task.cancel()
             self._send_error(bls_request, HostError(ErrorCode.CANCELLED, _CANCELLED_BY_MODEL))
 
@@ -168,15 +180,15 @@ class BlsRequests:
         for bls_request, call in list(self._open.values()):
             if bls_request.batch_number == batch:
                 call.abort(HostError(ErrorCode.CANCELLED, _PARENT_CANCELLED))
-        for bls_request, task in list(self._pending.values()):
+        for bls_request, task in list(self.pending.values()):
             if bls_request.batch_number == batch:
-                del self._pending[bls_request.number]
+                del self.pending[bls_request.number]
                 task.cancel()
                 self._send_error(bls_request, HostError(ErrorCode.CANCELLED, _PARENT_CANCELLED))
 
     def cancel_all(self) -> None:
         """Cancels all requests without further responses."""
-        pending, self._pending = self._pending, {}
+        pending, self.pending = self.pending, {}
         for _, task in pending.values():
             task.cancel()
         open_calls, self._open = self._open, {}

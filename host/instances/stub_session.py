@@ -405,8 +405,12 @@ class StubSession:
                 batch.on_released()
             except Exception:  # a defect of ours
                 self._log_failure()
-        for bls_request in results.bls_requests:
-            self.bls_requests.start_request(bls_request)
+        bls_requests = self.bls_requests
+        for made in results.bls_requests:
+            try:
+                bls_requests.start_request(made)
+            except Exception:  # a defect of ours
+                self._log_failure()
         several = len(responses) > max(1, len(ended))
         for batch in ended:
             try:
@@ -417,10 +421,10 @@ class StubSession:
                 self._log_failure()
         if several:
             self._deliver(responses)
-        if self.bls_requests.blocking_calls:
+        if bls_requests.blocking_calls or bls_requests.pending:
             for batch in ended:
-                self.bls_requests.end_batch(batch.number)
-            if not self.bls_requests.blocking_calls:
+                bls_requests.end_batch(batch.number)
+            if not bls_requests.blocking_calls:
                 self.link.send_queued()
         for batch in ended:
             try:
@@ -448,6 +452,11 @@ class StubSession:
             try:
                 assert batch.on_returned is not None
                 batch.on_returned(call)
+            except Exception:  # a defect of ours
+                self._log_failure()
+        for made in results.bls_requests:
+            try:
+                bls_requests.break_deadlock(made)
             except Exception:  # a defect of ours
                 self._log_failure()
 

@@ -7,6 +7,7 @@ evicted.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import msgspec
@@ -28,6 +29,8 @@ from host.inference.request import InferRequest, InferResponse
 MAX_REPEATABLE_BYTES = 1024
 """Bytes of a request whose response is kept."""
 
+_PROBE_ID = "q"
+_PROBE = bytes([ID_TAG, 1]) + _PROBE_ID.encode()
 _MAX_RESPONSE_BYTES = 4096
 _MAX_RESPONSES = 1024
 
@@ -57,9 +60,10 @@ class CachedResponses:
         found, id_field = self.responses.get(data), b""
         if found is None:
             try:
-                data, id_field = _split_id(data)
+                before, id_field, after = _split_id(data)
             except (IndexError, UnicodeDecodeError):
                 return None
+            data = before + after
             found = self.responses.get(data) if id_field else None
             if found is None:
                 return None
@@ -82,21 +86,23 @@ class CachedResponses:
             or len(message) > _MAX_RESPONSE_BYTES
             or not is_repeatable(data)
             or request.output_placement is not None
+            or any(tensor.owner is not None for tensor in request.inputs)
             or read_model_name(data) != request.model_name
         ):
             return
         try:
-            data, id_field = _split_id(data)
-            rest = parse_infer_request(data)
+            before, id_field, after = _split_id(data)
+            rest = parse_infer_request(before + after)
+            probe = parse_infer_request(before + _PROBE + after)
         except (IndexError, UnicodeDecodeError, HostError):
-            return  # its fields have another order
-        if rest.id or not _has_tensors(rest):
             return
+        if rest.id or probe != dataclasses.replace(rest, id=_PROBE_ID) or not _has_tensors(rest):
+            return  # other ids at that place would change something else, or not the response
         if id_field:
             message = encode_infer_response(msgspec.structs.replace(response, id=""))
         if len(self.responses) >= _MAX_RESPONSES:
             self.responses.clear()
-        self.responses[data] = _CachedResponse(
+        self.responses[before + after] = _CachedResponse(
             request.model_name, request.model_version, hit, message
         )
 
@@ -111,8 +117,8 @@ def _has_tensors(message: InferMessage) -> bool:
     return all(full is None or full.HasField("contents") for *_, full in message.inputs)
 
 
-def _split_id(data: bytes) -> tuple[bytes, bytes]:
-    """A request without its id, and the field with the id.
+def _split_id(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """The bytes before the field with the id of a request, this field, and the bytes after it.
 
     The field is empty if there is none, or not at its usual place, or it is long. Raises IndexError
     or UnicodeDecodeError.
@@ -121,9 +127,9 @@ def _split_id(data: bytes) -> tuple[bytes, bytes]:
     if data[start] == MODEL_VERSION_TAG:
         start += data[start + 1] + 2
     if data[start] != ID_TAG or data[start + 1] > 127:
-        return data, b""
+        return data[:start], b"", data[start:]
     end = start + data[start + 1] + 2
     if end > len(data):
         raise IndexError(end)
     data[start + 2 : end].decode()
-    return data[:start] + data[end:], data[start:end]
+    return data[:start], data[start:end], data[end:]

@@ -153,7 +153,7 @@ class GrpcService:
             request.reserved_memory = reserved
         try:
             repeats = type(data) is bytes and len(data) <= MAX_REPEATABLE_BYTES
-            kept = data if repeats else b""
+            kept = data if repeats and not self._reads_metadata else b""
             return self._start_request(request, done, context, data=kept)
         except NotServedError:
             if not self._core.loads_on_demand:

@@ -252,8 +252,9 @@ def check_decoupled(contract: Contract, meaning: str) -> None:
 
 def raise_error(response: InferResponse) -> None:
     """Raises the error of a response, if it has one."""
-    if response.error is not None:
-        raise response.error
+    error = response.error
+    if error is not None:
+        raise HostError(error.code, error.message)  # a traceback of its own would keep the response
 
 
 def finish_reason(model: str, reason: str) -> str:

@@ -250,15 +250,45 @@ def test_a_bls_request_starts_before_the_results_that_arrive_with_it() -> None:
 
         models = t.session.bls_requests._services.models
         models.infer_for_bls = start  # type: ignore[method-assign]
+        models.break_deadlock = lambda call: t.events.append("checked")  # type: ignore[method-assign]
         made = m.BlsRequest(1, m.WireRequest("", [], [], {}), 2, True)
         t.session.handle_frames([m.encode([m.Response(1, 0, output()), done(1)]), m.encode([made])])
-        assert t.events == ["bls", "done", "released", "response", "counted"]
+        assert t.events == ["bls", "done", "released", "response", "counted", "checked"]
         t.batch("c")
         target.respond(InferResponse("target", 1), True)
         t.batch("d")
         assert [(type(messages[-1]), held) for messages, held in work] == [
             (m.Execute, True), (m.BlsResponse, False), (m.Execute, False)
         ]  # fmt: skip
+
+    tracked(test)
+
+
+def test_work_is_not_held_for_a_batch_that_has_ended_before_its_request_could_start() -> None:
+    """A signal may have ended the wait of the model, and its target is ready only after that."""
+
+    async def test(t: Tracked) -> None:
+        t.batch("a")
+        work: list[bool] = []
+        t.session.link.send_work = (  # type: ignore[method-assign]
+            lambda messages, reclaimed=None, held=False: work.append(held)
+        )
+        ready = asyncio.Event()
+        target = Call(InferRequest("target", []))
+
+        async def start_when_ready() -> Call:
+            await ready.wait()
+            return target
+
+        models = t.session.bls_requests._services.models
+        models.infer_for_bls = lambda request, decoupled: start_when_ready()  # type: ignore[method-assign]
+        t.receive(m.BlsRequest(1, m.WireRequest("", [], [], {}), 1, True))
+        ((_, starting),) = t.session.bls_requests.pending.values()
+        t.receive(m.Response(1, 0, output()), done(1))
+        ready.set()
+        await starting
+        t.batch("b")
+        assert work == [False]
 
     tracked(test)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -203,3 +204,34 @@ def test_large_requests_and_responses_are_not_remembered() -> None:
     core.outputs = [Tensor("y", "UINT8", [5000], bytes(5000))]
     remember(core, cached, simple())
     assert cached.respond(simple()) is None
+
+
+NAME = bytes(pb.ModelInferRequest(model_name="m").SerializeToString())
+
+
+def parts(request_id: bytes, *, version: bytes = b"", end: bytes = b"") -> bytes:
+    """A request of which some fields are encoded in an unusual way."""
+    rest = pb.ModelInferRequest(raw_input_contents=[b"\x1a\x02ab\x1a\x02cd"])
+    rest.inputs.add(name="x", datatype="UINT8", shape=[8])
+    return NAME + version + request_id + bytes(rest.SerializeToString()) + end
+
+
+@pytest.mark.parametrize("first", [
+    parts(b"", version=b"\x12\x81\x001", end=b"\x1a\x01e"),
+    parts(b"\x1a\x01x", end=b"\x1a\x00"),
+    parts(b"", end=b"\x1a\x00"),
+    parts(b"\x1a\x01x", end=b"\x1a\x01y"),
+    parts(b"", version=b"\x12\x81\x001"),
+])  # fmt: skip
+def test_no_request_gets_the_response_of_another_however_it_is_encoded(first: bytes) -> None:
+    core = CachingCore()
+    cached = CachedResponses(core)
+    remember(core, cached, first)
+    places = range(len(first) + 1)
+    cut = [first[:at] + first[at + size :] for at in places for size in (1, 2, 3, 4)]
+    for data in [first, *cut, *(first[:at] + b"\x1a\x01z" + first[at:] for at in places)]:
+        answer = cached.respond(data) if len(data) > 1 else None
+        if answer is not None:
+            asked, expected = parse_infer_request(data), parse_infer_request(first)
+            assert pb.ModelInferResponse.FromString(answer).id == asked.id
+            assert dataclasses.replace(asked, id="") == dataclasses.replace(expected, id="")
