@@ -7,6 +7,7 @@ import gc
 import shlex
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import NoReturn
 
 from host.system.host_process import fork_from_init, open_standard_streams
@@ -103,50 +104,17 @@ def _run(command: str, arguments: list[str]) -> None:
 
 
 def _import(command: str) -> Callable[[list[str]], NoReturn] | None:
-    """Returns the function of a command. Imports it alone, because each needs other libraries."""
-    match command:
-        case "serve":
-            from host.cli.serve import main
-        case "new":
-            from host.cli.new import main
-        case "run":
-            from host.cli.run import main
-        case "infer":
-            from host.cli.infer import main
-        case "chat":
-            from host.cli.chat import main
-        case "bench":
-            from host.cli.bench import main
-        case "models":
-            from host.cli.models import main
-        case "wait":
-            from host.cli.wait import main
-        case "doctor":
-            from host.cli.doctor import main
-        case "check":
-            from host.cli.check import main
-        case "config":
-            from host.cli.config import main
-        case "tune":
-            from host.cli.tune import main
-        case "crashes":
-            from host.cli.crashes import main
-        case "stacks":
-            from host.cli.stacks import main
-        case "top":
-            from host.cli.top import main
-        case "record":
-            from host.cli.record import main
-        case "replay":
-            from host.cli.replay import main
-        case "ray":
-            from host.cli.ray import main
-        case "completion":
-            from host.cli.completion import main
-        case "version" | "--version":
-            from host.cli.doctor import print_version as main
-        case _:
-            return None
+    """Returns the function of a command: `main` in the module of its name.
+
+    Imports it alone, because each needs other libraries.
+    """
+    if command in ("version", "--version"):
+        from host.cli.doctor import print_version
+
+        return print_version
+    if command not in _COMMANDS:
+        return None
+    main: Callable[[list[str]], NoReturn] = import_module(f".cli.{command}", __package__).main
     return main
 
 

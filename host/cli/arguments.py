@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -29,14 +28,6 @@ EXIT_FAILED, EXIT_USAGE = 1, 2
 DEFAULT_URL = "http://localhost:8000"
 
 _Options = TypeVar("_Options")
-
-
-def parse_arguments(
-    argv: Sequence[str], synopsis: str, about: str, owner: type[_Options]
-) -> tuple[list[Path], _Options]:
-    """As `parse_texts`; the positional arguments are paths."""
-    texts, options = parse_texts(argv, synopsis, about, owner)
-    return [Path(text) for text in texts], options
 
 
 def parse_texts(
@@ -130,6 +121,12 @@ def fail_misuse(command: str, error: InvalidValue) -> NoReturn:
     """Ends the process with a line about an invalid command line."""
     sys.stderr.write(f"{describe_misuse(command, str(error), error.advice)}\n")
     sys.exit(EXIT_USAGE)
+
+
+def check_positive(number: float) -> None:
+    """Raises InvalidValue unless the number is greater than 0."""
+    if number <= 0:
+        raise InvalidValue(f"expected a number greater than 0, got {number:g}")
 
 
 def check_inputs(texts: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from host.cli.arguments import (
     split_inputs,
 )
 from host.cli.bench_reports import REPORTS, format_milliseconds
-from host.cli.infer import URL, check_parameters, read_parameters
+from host.cli.infer import URL, read_parameters
 from host.cli.model_client import ModelClient, with_port
 from host.cli.server_client import ConnectionOptions, ServerClient, read_headers
 from host.errors import HostError, invalid_argument, unsupported
@@ -152,11 +152,6 @@ def _check_concurrency(text: str) -> None:
 _SHAPE = re.compile(r"(.+):([0-9]+(?:,[0-9]+)*)")
 
 
-def check_shapes(texts: Sequence[str]) -> None:
-    """Raises InvalidValue unless each text is NAME:SIZE,SIZE,..."""
-    read_shapes(texts)
-
-
 def read_shapes(texts: Sequence[str]) -> dict[str, list[int]]:
     """Returns the dimensions by name. Raises InvalidValue."""
     shapes = {}
@@ -209,7 +204,7 @@ class BenchOptions(ConnectionOptions):
         [],
         "Dimensions of an input, as NAME:SIZE,SIZE,... without the batch. You can repeat this"
         " flag.",
-        check=check_shapes,
+        check=read_shapes,
     )
     batch_size: int = _requests(1, "Batch of each request.", integer(1))
     zero_input: bool = _requests(False, "Send zeros and empty texts instead of random.", SWITCH)
@@ -225,7 +220,7 @@ class BenchOptions(ConnectionOptions):
         [],
         "Parameter of the requests, as NAME=VALUE: true, false, a number, or a text. You can"
         " repeat this flag.",
-        check=check_parameters,
+        check=read_parameters,
     )
     version: int | None = _requests(
         None, "Version of the model; by default, the server chooses.", SIZE

@@ -6,26 +6,10 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import NoReturn
 
 from host.cli.arguments import EXIT_USAGE, fail, parse_texts
-from host.cli.bench import BenchOptions
-from host.cli.chat import ChatOptions
-from host.cli.check import CheckOptions
-from host.cli.config import ConfigOptions
-from host.cli.crashes import CrashesOptions
-from host.cli.doctor import DoctorOptions
-from host.cli.infer import InferOptions
-from host.cli.models import ModelsOptions
-from host.cli.new import NewOptions
-from host.cli.ray import RayOptions
-from host.cli.record import RecordOptions
-from host.cli.replay import ReplayOptions
-from host.cli.run import RunOptions
-from host.cli.stacks import StacksOptions
-from host.cli.top import TopOptions
-from host.cli.tune import TuneOptions
-from host.cli.wait import WaitOptions
 from host.options.flags import Flag, Status, flags_of
 from host.options.server_flags import FLAGS
 
@@ -35,6 +19,10 @@ bash: source <(pbhost completion bash)
 zsh:  source <(pbhost completion zsh), after compinit
 fish: pbhost completion fish | source"""
 
+_COMMANDS = (
+    *("new", "run", "infer", "chat", "bench", "check", "config", "tune", "models", "wait"),
+    *("crashes", "stacks", "top", "doctor", "record", "replay", "ray"),
+)
 _Commands = Mapping[str, Sequence[Flag]]
 
 
@@ -55,31 +43,18 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 def _commands() -> dict[str, list[Flag]]:
     """The flags of each command, without those that have no effect or are refused."""
-    owners = {
-        "new": NewOptions,
-        "run": RunOptions,
-        "infer": InferOptions,
-        "chat": ChatOptions,
-        "bench": BenchOptions,
-        "check": CheckOptions,
-        "config": ConfigOptions,
-        "tune": TuneOptions,
-        "models": ModelsOptions,
-        "wait": WaitOptions,
-        "crashes": CrashesOptions,
-        "stacks": StacksOptions,
-        "top": TopOptions,
-        "doctor": DoctorOptions,
-        "record": RecordOptions,
-        "replay": ReplayOptions,
-        "ray": RayOptions,
-    }
     return {
         "serve": [flag for flag in FLAGS if flag.status is Status.HONOURED],
-        **{command: flags_of(owner) for command, owner in owners.items()},
+        **{command: _flags(command) for command in _COMMANDS},
         "completion": [],
         "version": [],
     }
+
+
+def _flags(command: str) -> list[Flag]:
+    """The flags of a command: those of the class for its options in the module of its name."""
+    module = import_module(f".{command}", __package__)
+    return flags_of(getattr(module, f"{command.capitalize()}Options"))
 
 
 def _words(flags: Sequence[Flag]) -> str:

@@ -14,6 +14,7 @@ from host.cli.arguments import (
     EXIT_FAILED,
     EXIT_USAGE,
     check_inputs,
+    check_positive,
     errors_end,
     fail,
     parse_texts,
@@ -56,11 +57,6 @@ exit status: 0 all responses are successful; 1 a response is an error, or the se
 answer; 2 the command line is invalid, or the inputs do not match the model"""
 
 
-def check_parameters(texts: Sequence[str]) -> None:
-    """Raises InvalidValue unless each text is NAME=VALUE."""
-    read_parameters(texts)
-
-
 def read_parameters(texts: Sequence[str]) -> dict[str, Parameter]:
     """Returns the parameters by name. Raises InvalidValue."""
     parameters: dict[str, Parameter] = {}
@@ -78,11 +74,6 @@ def read_parameters(texts: Sequence[str]) -> dict[str, Parameter]:
             raise InvalidValue(f"expected a number of 64 bits, got '{written}'")
         parameters[name] = value
     return parameters
-
-
-def _check_positive(seconds: float) -> None:
-    if seconds <= 0:
-        raise InvalidValue(f"expected a number greater than 0, got {seconds:g}")
 
 
 _group = FlagGroup("Request")
@@ -108,9 +99,9 @@ class InferOptions(ConnectionOptions):
         [],
         "Parameter of the request, as NAME=VALUE: true, false, a number, or a text. You can repeat"
         " this flag.",
-        check=check_parameters,
+        check=read_parameters,
     )
-    timeout: float = _group(60.0, "Seconds to wait for the responses.", check=_check_positive)
+    timeout: float = _group(60.0, "Seconds to wait for the responses.", check=check_positive)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:

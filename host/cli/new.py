@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from host.cli.arguments import fail, parse_arguments
+from host.cli.arguments import fail, parse_texts
 from host.options.flags import FlagGroup, InvalidValue, one_of
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -68,7 +68,8 @@ class NewOptions:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Writes the folder, prints what to do next, and exits."""
-    (directory,), options = parse_arguments(arguments, "new DIR", _ABOUT, NewOptions)
+    (place,), options = parse_texts(arguments, "new DIR", _ABOUT, NewOptions)
+    directory = Path(place)
     model = options.model or _MODEL_NAMES[options.kind]
     try:
         directory.mkdir(parents=True)

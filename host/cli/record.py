@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from host.cli.arguments import EXIT_USAGE, errors_end, fail, parse_texts
+from host.cli.arguments import EXIT_USAGE, check_positive, errors_end, fail, parse_texts
 from host.cli.server_client import ConnectionOptions, ServerClient
 from host.errors import invalid_argument, unavailable
 from host.options.flags import SIZE, FlagGroup, InvalidValue, byte_size, integer
@@ -49,11 +49,6 @@ exit status: 0 the requests were recorded, or Ctrl-C has ended that; 1 the serve
 the files cannot be written, or nothing was recorded; 2 the command line is invalid"""
 
 
-def _check_positive(number: float) -> None:
-    if number <= 0:
-        raise InvalidValue(f"expected a number greater than 0, got {number:g}")
-
-
 def _check_share(number: float) -> None:
     if not 0 < number <= 1:
         raise InvalidValue(f"expected a number greater than 0 and at most 1, got {number:g}")
@@ -71,7 +66,7 @@ class RecordOptions(ConnectionOptions):
     version: int | None = _group(
         None, "Record only requests that ask for this version of the model.", SIZE
     )
-    seconds: float = _group(_DEFAULT.seconds, "Duration.", check=_check_positive)
+    seconds: float = _group(_DEFAULT.seconds, "Duration.", check=check_positive)
     sample: float = _group(
         _DEFAULT.sample,
         "Share of the requests that is recorded, from 0 to 1. Of a sequence, all are or none.",

@@ -13,7 +13,15 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from host.cli.arguments import EXIT_USAGE, errors_end, fail, format_flag, parse_texts, to_json
+from host.cli.arguments import (
+    EXIT_USAGE,
+    check_positive,
+    errors_end,
+    fail,
+    format_flag,
+    parse_texts,
+    to_json,
+)
 from host.cli.infer import URL
 from host.cli.model_arguments import serve_flag
 from host.cli.model_client import ModelClient, response_of
@@ -264,10 +272,6 @@ exit status: 0 all responses are equal; 1 a response differs, the server does no
 recording cannot be read; 2 the command line is invalid"""
 
 
-def _check_speed(text: str) -> None:
-    _read_speed(text)
-
-
 def _read_speed(text: str) -> float:
     """Returns how many times as fast as the original; 0 is as fast as possible."""
     if text == _AS_FAST_AS_POSSIBLE:
@@ -284,11 +288,6 @@ def _read_speed(text: str) -> float:
 def _check_url(text: str) -> None:
     if text and not URL.fullmatch(text):
         raise InvalidValue(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{text}'")
-
-
-def _check_timeout(seconds: float) -> None:
-    if seconds <= 0:
-        raise InvalidValue(f"expected a number greater than 0, got {seconds:g}")
 
 
 _group = FlagGroup("Replay")
@@ -312,7 +311,7 @@ class ReplayOptions(ConnectionOptions):
     speed: str = _group(
         "1",
         "Speed of sending, as a multiple of the recorded speed; max: as fast as possible.",
-        check=_check_speed,
+        check=_read_speed,
     )
     concurrency: int = _group(
         32, "Number of requests that run at the same time, at most.", integer(1, 1024)
@@ -328,7 +327,7 @@ class ReplayOptions(ConnectionOptions):
         1e-8, "Absolute difference of floats that count as equal.", check=not_negative
     )
     timeout: float = _group(
-        60.0, "Seconds to wait for the responses to a request.", check=_check_timeout
+        60.0, "Seconds to wait for the responses to a request.", check=check_positive
     )
     format: str = format_flag(_group)
     backend_directory: str = serve_flag("backend_directory")

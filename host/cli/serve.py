@@ -32,17 +32,13 @@ def main(arguments: Sequence[str]) -> NoReturn:
             sys.stdout.write(str(error))
             sys.exit(0)
         log_format = _requested_format(arguments)
-        sys.stderr.write(_line(log_format, logging.ERROR, _describe(error)))
+        text = describe_misuse("serve", error.detail, error.advice)
+        sys.stderr.write(_line(log_format, logging.ERROR, text))
         sys.exit(1)
     _raise_file_limit()
     tune_malloc(one_heap=True)
     freeze_gc()
     sys.exit(run_event_loop(_serve(options)))
-
-
-def _describe(error: UsageError) -> str:
-    """Returns one line about invalid options."""
-    return describe_misuse("serve", error.detail, error.advice)
 
 
 def _requested_format(arguments: Sequence[str]) -> str:

@@ -18,12 +18,12 @@ from host.cli.arguments import (
     check_inputs,
     errors_end,
     fail,
-    parse_arguments,
+    parse_texts,
     split_inputs,
 )
-from host.cli.bench import check_shapes, check_together, read_shapes
+from host.cli.bench import check_together, read_shapes
 from host.cli.bench_reports import format_milliseconds, format_rate
-from host.cli.infer import check_parameters, read_parameters
+from host.cli.infer import read_parameters
 from host.cli.model_arguments import is_model, reject_repository, serve_flag
 from host.errors import invalid_argument
 from host.load_generator.job import Protocol
@@ -68,10 +68,6 @@ _GOAL = re.compile(r"p(\d{1,2}(?:\.\d+)?)=(\d+(?:\.\d+)?)(us|ms|s)")
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-def _check_goal(text: str) -> None:
-    read_goal(text)
-
-
 def read_goal(text: str) -> Goal:
     """Returns the goal in the value of the flag. Raises InvalidValue."""
     if text == "throughput":
@@ -95,7 +91,7 @@ _inputs = FlagGroup("Requests")
 class TuneOptions:
     """The flags of `pbhost tune`."""
 
-    goal: str = _group("throughput", "Goal: throughput, or as p99=20ms.", check=_check_goal)
+    goal: str = _group("throughput", "Goal: throughput, or as p99=20ms.", check=read_goal)
     max_instances: int = _group(
         0, "Instances at most; 0: four for each CPU, at least 16.", integer(0, 1024)
     )
@@ -117,26 +113,26 @@ class TuneOptions:
         [],
         "Dimensions of an input, as NAME:SIZE,SIZE,... without the batch. You can repeat this"
         " flag.",
-        check=check_shapes,
+        check=read_shapes,
     )
     input_data: str = _inputs("", "File or folder with the inputs of requests, sent in turn.")
     recording: str = _inputs("", "Folder of pbhost record, whose requests are sent in turn.")
     parameter: list[str] = _inputs(
         [],
         "Parameter of the requests, as NAME=VALUE. You can repeat this flag.",
-        check=check_parameters,
+        check=read_parameters,
     )
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Tunes the model and exits."""
-    (directory,), options = parse_arguments(arguments, "tune MODEL_DIR", _ABOUT, TuneOptions)
+    (directory,), options = parse_texts(arguments, "tune MODEL_DIR", _ABOUT, TuneOptions)
     if options.yes and options.dry_run:
         fail("tune", "give either --yes or --dry-run", EXIT_USAGE)
     with errors_end("tune", InvalidInput, one_line=True):
         try:
             check_together(options)
-            _tune(Path(absolute_path(str(directory))), options)
+            _tune(Path(absolute_path(directory)), options)
         except KeyboardInterrupt:
             sys.stdout.write("\nnothing was written\n")
             sys.exit(EXIT_FAILED)
