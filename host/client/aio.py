@@ -235,14 +235,7 @@ class AsyncClient:
         if self._closed:
             raise closed_error()
         if self._channel is None:
-            settings = self._exchange.settings
-            options, compression = settings.options, settings.compression
-            if settings.credentials is None:
-                self._channel = grpc.aio.insecure_channel(settings.address, options, compression)
-            else:
-                self._channel = grpc.aio.secure_channel(
-                    settings.address, settings.credentials, options, compression
-                )
+            self._channel = self._exchange.settings.open_channel(grpc.aio)
             self._service = GRPCInferenceServiceStub(self._channel)
             self._loop = asyncio.get_running_loop()
         elif self._loop is not asyncio.get_running_loop():

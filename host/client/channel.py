@@ -95,10 +95,11 @@ class ChannelSettings:
         """Whether RPCs are HTTP requests."""
         return self.url.startswith("http")
 
-    @property
-    def options(self) -> list[tuple[str, int]]:
-        """The options of the channel."""
-        return list(_OPTIONS)
+    def open_channel(self, library: Any) -> Any:
+        """Opens a channel of `grpc` or `grpc.aio`; it connects with its first RPC."""
+        if self.credentials is None:
+            return library.insecure_channel(self.address, _OPTIONS, self.compression)
+        return library.secure_channel(self.address, self.credentials, _OPTIONS, self.compression)
 
 
 def read_settings(

@@ -15,13 +15,7 @@ class GrpcTransport:
     """Carries out RPCs (docs/reference/grpc.md). Any thread may call."""
 
     def __init__(self, settings: ChannelSettings) -> None:
-        options = settings.options
-        if settings.credentials is None:
-            self._channel = grpc.insecure_channel(settings.address, options, settings.compression)
-        else:
-            self._channel = grpc.secure_channel(
-                settings.address, settings.credentials, options, settings.compression
-            )
+        self._channel = settings.open_channel(grpc)
         self._url = settings.url
         self._service = GRPCInferenceServiceStub(self._channel)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from array import array
 
 import msgspec
 
@@ -102,6 +103,37 @@ class Slice(msgspec.Struct, frozen=True, tag=True):
     backlog: int
     began: float
     finished: float
+
+
+TIMES = ("latencies", "first", "gaps", "lateness")
+"""What is measured of requests: the arrays of `Measured`, which a `Slice` has as bytes."""
+
+
+class Measured:
+    """What was measured in a part of the time; the attributes are as in `Slice`."""
+
+    def __init__(self) -> None:
+        self.latencies = array("d")
+        self.first = array("d")
+        self.gaps = array("d")
+        self.lateness = array("d")
+        self.responses = 0
+        self.failures: dict[str, int] = {}
+        self.messages: dict[str, str] = {}
+
+    def count_failure(self, status: str, message: str) -> None:
+        """Counts a failed request."""
+        self.failures[status] = self.failures.get(status, 0) + 1
+        self.messages.setdefault(status, message)
+
+    def add(self, other: Measured) -> None:
+        """Adds what another one has."""
+        for name in TIMES:
+            getattr(self, name).extend(getattr(other, name))
+        self.responses += other.responses
+        for status, count in other.failures.items():
+            self.failures[status] = self.failures.get(status, 0) + count
+        self.messages = {**other.messages, **self.messages}
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
@@ -13,29 +12,11 @@ import msgspec
 from host.frontends.grpc.protobuf_wire import read_varint
 from host.load_generator.http1_connection import Http1Connection
 from host.load_generator.http2_connection import CONNECTION_LOST, Http2Connection, Stream
-from host.load_generator.job import Protocol
+from host.load_generator.job import Measured, Protocol
 
 _FINAL = b"triton_final_response\x12\x02\x08\x01"  # an entry of the map of parameters, and true
 _OUTPUTS_FIELD = 0x2A  # field 5 of ModelInferResponse
 _DONE = b"[DONE]"
-
-
-class Measured:
-    """What was measured since the last slice. The arrays are those of `job.Slice`."""
-
-    def __init__(self) -> None:
-        self.latencies = array("d")
-        self.first = array("d")
-        self.gaps = array("d")
-        self.lateness = array("d")
-        self.responses = 0
-        self.failures: dict[str, int] = {}
-        self.messages: dict[str, str] = {}
-
-    def count_failure(self, status: str, message: str) -> None:
-        """Counts a failed request."""
-        self.failures[status] = self.failures.get(status, 0) + 1
-        self.messages.setdefault(status, message)
 
 
 class Chain:

@@ -25,6 +25,7 @@ from host.load_generator.job import (
     Cut,
     Failed,
     Job,
+    Measured,
     Protocol,
     Report,
     Slice,
@@ -35,7 +36,7 @@ from host.load_generator.job import (
     encode,
 )
 from host.load_generator.schedule import Timer, arrival_times
-from host.load_generator.senders import SENDERS, Chain, Measured, Sender
+from host.load_generator.senders import SENDERS, Chain, Sender
 from host.system.event_loop import run_event_loop
 
 _STREAMS_PER_CONNECTION = 6  # as Triton's clients share their channels

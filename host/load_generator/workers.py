@@ -7,9 +7,7 @@ import signal
 import socket
 import sys
 import time
-from array import array
 from collections.abc import Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,10 +15,12 @@ import msgspec
 
 from host.errors import HostError, internal, unavailable
 from host.load_generator.job import (
+    TIMES,
     Command,
     Cut,
     Failed,
     Job,
+    Measured,
     Report,
     Slice,
     Stop,
@@ -34,13 +34,11 @@ _REPLY_SECONDS = 60.0
 _KILL_SECONDS = 5.0
 
 
-class Sample:
+class Sample(Measured):
     """What all workers have measured in a part of the time.
 
     Attributes:
         seconds: the length of this time.
-        latencies: seconds of each successful request; `first`, `gaps` and `lateness` are as in
-            `job.Slice`.
         cpu: for each worker the share of the time in which it had a CPU.
         busy: for each worker the share of the time in which it had a CPU or waited for one.
         began, finished: when the load began, and when all of its requests had ended, as in
@@ -48,14 +46,8 @@ class Sample:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.seconds = 0.0
-        self.latencies = array("d")
-        self.first = array("d")
-        self.gaps = array("d")
-        self.lateness = array("d")
-        self.responses = 0
-        self.failures: dict[str, int] = {}
-        self.messages: dict[str, str] = {}
         self.cpu: list[float] = []
         self.busy: list[float] = []
         self.backlog = 0
@@ -66,7 +58,7 @@ class Sample:
         """Returns one sample of times that follow each other."""
         whole = cls()
         for part in parts:
-            whole._add_results(part)
+            whole.add(part)
             whole.seconds += part.seconds
             whole.backlog = part.backlog
             whole.began, whole.finished = part.began, part.finished
@@ -74,19 +66,6 @@ class Sample:
             whole.cpu = _weighted([one.cpu for one in parts], parts)
             whole.busy = _weighted([one.busy for one in parts], parts)
         return whole
-
-    def _add_results(self, other: Sample) -> None:
-        for mine, more in (
-            (self.latencies, other.latencies),
-            (self.first, other.first),
-            (self.gaps, other.gaps),
-            (self.lateness, other.lateness),
-        ):
-            mine.extend(more)
-        self.responses += other.responses
-        for status, count in other.failures.items():
-            self.failures[status] = self.failures.get(status, 0) + count
-        self.messages = {**other.messages, **self.messages}
 
     @property
     def ended(self) -> bool:
@@ -147,13 +126,8 @@ class _Process:
         assert isinstance(report, Slice)
         sample = Sample()
         sample.seconds = report.seconds
-        for mine, data in (
-            (sample.latencies, report.latencies),
-            (sample.first, report.first),
-            (sample.gaps, report.gaps),
-            (sample.lateness, report.lateness),
-        ):
-            mine.frombytes(data)
+        for name in TIMES:
+            getattr(sample, name).frombytes(getattr(report, name))
         sample.responses, sample.backlog = report.responses, report.backlog
         sample.failures, sample.messages = report.failures, report.messages
         sample.cpu = [report.cpu / report.seconds]
@@ -164,14 +138,18 @@ class _Process:
     def close(self) -> None:
         """Ends the process; it ends by itself when the connection is closed."""
         self._connection.close()
-        end = time.monotonic() + _KILL_SECONDS
-        while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() > end:
-                with suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                return
-            time.sleep(0.002)
+        reap_process(self.pid, _KILL_SECONDS)
+
+
+def reap_process(pid: int, seconds: float) -> None:
+    """Waits until a child process has ended, and kills it after this time."""
+    end = time.monotonic() + seconds
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return
+        time.sleep(0.002)
 
 
 class Workers:
@@ -201,7 +179,7 @@ class Workers:
             raise
         whole = Sample()
         for sample in samples:
-            whole._add_results(sample)
+            whole.add(sample)
             whole.backlog += sample.backlog
             whole.cpu += sample.cpu
             whole.busy += sample.busy

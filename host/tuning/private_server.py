@@ -18,6 +18,7 @@ from urllib.parse import quote
 from host.cli.model_client import ModelClient
 from host.cli.server_client import ConnectionOptions, ServerClient
 from host.errors import unavailable
+from host.load_generator.workers import reap_process
 from host.metrics.overview import ServerOverview
 
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -110,13 +111,7 @@ class PrivateServer:
         if pid:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-            end = time.monotonic() + _STOP_SECONDS
-            while os.waitpid(pid, os.WNOHANG)[0] == 0:
-                if time.monotonic() > end:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                    break
-                time.sleep(0.01)
+            reap_process(pid, _STOP_SECONDS)
         self._log.close()
 
     def __enter__(self) -> PrivateServer:

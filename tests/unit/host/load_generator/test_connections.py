@@ -11,8 +11,8 @@ from host.frontends.grpc.h2 import frames
 from host.load_generator import worker
 from host.load_generator.http1_connection import Http1Connection
 from host.load_generator.http2_connection import Http2Connection, encode_headers, frame_message
-from host.load_generator.job import Job, Protocol, Report, Target
-from host.load_generator.senders import Chain, GrpcStreamSender, HttpSender, Measured, Sender
+from host.load_generator.job import Job, Measured, Protocol, Report, Target
+from host.load_generator.senders import Chain, GrpcStreamSender, HttpSender, Sender
 from tests.conftest import DEADLINE
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
