@@ -269,20 +269,17 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.exit(EXIT_FAILED if failed else 0)
 
 
-class _Interrupt:
-    """Notes the first Ctrl-C; the second one raises KeyboardInterrupt."""
+def _note_interrupt() -> Callable[[], bool]:
+    """Returns whether Ctrl-C was pressed; the second time it raises KeyboardInterrupt."""
+    pressed: list[int] = []
 
-    def __init__(self) -> None:
-        self.pressed = False
-        signal.signal(signal.SIGINT, self._press)
-
-    def _press(self, *_: object) -> None:
-        if self.pressed:
+    def press(number: int, _: object) -> None:
+        if pressed:
             raise KeyboardInterrupt
-        self.pressed = True
+        pressed.append(number)
 
-    def __call__(self) -> bool:
-        return self.pressed
+    signal.signal(signal.SIGINT, press)
+    return lambda: bool(pressed)
 
 
 class _Bench:
@@ -304,7 +301,7 @@ class _Bench:
         levels = self._levels()
         make_load, protocol = self._prepare()
         report = REPORTS[options.format](self._model, protocol, plan)
-        interrupt = _Interrupt()
+        interrupt = _note_interrupt()
         live = _LiveLine()
         measured: list[Measurement] = []
         try:

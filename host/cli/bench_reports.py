@@ -7,7 +7,6 @@ import io
 import json
 import math
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,17 +83,16 @@ def _to_row(found: Measurement) -> dict[str, Any]:
     return row
 
 
-class Report(ABC):
+class Report:
     """Prints what was measured."""
 
-    @abstractmethod
-    def __init__(self, model: str, protocol: Protocol, plan: Plan) -> None: ...
+    def __init__(self, model: str, protocol: Protocol, plan: Plan) -> None:
+        self._model, self._protocol, self._plan = model, protocol, plan
 
-    @abstractmethod
     def add(self, found: Measurement) -> None:
         """Prints a level, or keeps it."""
+        raise NotImplementedError
 
-    @abstractmethod
     def finish(self) -> None:
         """Prints what comes after the last level."""
 
@@ -103,24 +101,22 @@ class _TextReport(Report):
     """A table, whose lines are printed as they are measured, and remarks after it."""
 
     def __init__(self, model: str, protocol: Protocol, plan: Plan) -> None:
-        self._protocol = protocol
+        super().__init__(model, protocol, plan)
         self._remarks: list[str] = []
-        self._titles: list[str] = []
-        measured = (
-            f"{plan.requests} requests" if plan.requests else f"three windows of {plan.window:g} s"
-        )
-        self._head = f"model '{model}', {_SHOWN[protocol]}, {measured}; times in ms\n"
+        self._begun = False
 
     def add(self, found: Measurement) -> None:
         """Prints a line."""
         cells = self._cells(found)
-        if not self._titles:
-            self._titles = list(cells)
-            line = "  ".join(title.rjust(_width(title)) for title in cells)
-            sys.stdout.write(f"{self._head}{line}\n")
-        line = "  ".join(text.rjust(_width(title)) for title, text in cells.items())
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+        if not self._begun:
+            self._begun = True
+            requests, window = self._plan.requests, self._plan.window
+            measured = f"{requests} requests" if requests else f"three windows of {window:g} s"
+            sys.stdout.write(
+                f"model '{self._model}', {_SHOWN[self._protocol]}, {measured}; times in ms\n"
+            )
+            _print_row({title: title for title in cells})
+        _print_row(cells)
         self._remark(found)
 
     def _cells(self, found: Measurement) -> dict[str, str]:
@@ -174,15 +170,17 @@ class _TextReport(Report):
             sys.stdout.write(f"{remark}\n")
 
 
-def _width(title: str) -> int:
-    return max(len(title), 7)
+def _print_row(cells: Mapping[str, str]) -> None:
+    """Prints a line of a table, by the titles of its columns."""
+    line = "  ".join(text.rjust(max(len(title), 7)) for title, text in cells.items())
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 class _CsvReport(Report):
     """A line for each level, after a line of names."""
 
-    def __init__(self, model: str, protocol: Protocol, plan: Plan) -> None:
-        self._started = False
+    _started = False
 
     def add(self, found: Measurement) -> None:
         """Prints a line."""
@@ -196,19 +194,13 @@ class _CsvReport(Report):
         sys.stdout.write(text.getvalue())
         sys.stdout.flush()
 
-    def finish(self) -> None:
-        """Does nothing: each line is printed at once."""
-
 
 class _JsonReport(Report):
     """One document with all levels."""
 
     def __init__(self, model: str, protocol: Protocol, plan: Plan) -> None:
-        self._document: dict[str, Any] = {
-            "model": model,
-            "protocol": _SHOWN[protocol],
-            "levels": [],
-        }
+        super().__init__(model, protocol, plan)
+        self._levels: list[dict[str, Any]] = []
 
     def add(self, found: Measurement) -> None:
         """Keeps a level."""
@@ -217,11 +209,12 @@ class _JsonReport(Report):
             status: {"count": count, "message": sample.messages.get(status, "")}
             for status, count in sample.failures.items()
         }
-        self._document["levels"].append({**_to_row(found), "failures": failures})
+        self._levels.append({**_to_row(found), "failures": failures})
 
     def finish(self) -> None:
         """Prints the document."""
-        sys.stdout.write(f"{json.dumps(self._document, indent=2)}\n")
+        shown = {"model": self._model, "protocol": _SHOWN[self._protocol], "levels": self._levels}
+        sys.stdout.write(f"{json.dumps(shown, indent=2)}\n")
 
 
 REPORTS: Mapping[str, type[Report]] = {"text": _TextReport, "csv": _CsvReport, "json": _JsonReport}
