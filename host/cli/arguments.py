@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from host.errors import HostError
 from host.logs.formats import escape_control_characters
 from host.options.flags import (
+    SIZE,
     Flag,
     FlagGroup,
     HelpRequested,
@@ -149,3 +151,33 @@ def format_flag(group: FlagGroup) -> Any:
 def to_json(value: object) -> str:
     """Returns the output of `--format=json`."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+
+
+INPUT_VALUES = """\
+In --input NAME=VALUE, VALUE is one of
+  JSON         a value or nested arrays; {} gives the data type
+  @FILE.json   JSON from a file
+  @FILE.npy    an array saved by numpy; its dtype must be that of the input
+  @FILE        the bytes of any other file, for a TYPE_STRING input
+  random       random values, the same in each run; variable dimensions have size 1
+For a TYPE_STRING input, text that is not JSON is used as it is. A missing batch dimension is
+added, and a single number or text becomes a tensor of one element."""
+
+
+def input_flag(group: FlagGroup) -> Any:
+    """Returns the dataclass field of the `--input` of one request."""
+    return group(
+        [],
+        "Input of the request, as NAME=VALUE; repeat the flag for each input.",
+        check=check_inputs,
+    )
+
+
+def version_flag(group: FlagGroup) -> Any:
+    """Returns the dataclass field of a `--version` of requests."""
+    return group(None, "Version of the model; by default, the server chooses.", SIZE)
+
+
+@dataclass
+class NoOptions:
+    """Of a command without flags."""

@@ -20,6 +20,7 @@ from host.cli.arguments import (
     fail,
     parse_texts,
     split_inputs,
+    version_flag,
 )
 from host.cli.bench_reports import REPORTS, format_milliseconds
 from host.cli.infer import URL, read_parameters
@@ -47,7 +48,7 @@ from host.load_generator.requests import (
     sequence_step,
 )
 from host.load_generator.workers import Workers
-from host.options.flags import SIZE, SWITCH, FlagGroup, InvalidValue, integer, one_of
+from host.options.flags import SWITCH, FlagGroup, InvalidValue, integer, one_of
 from pb_utils._text_form import InvalidInput
 
 _ABOUT = """\
@@ -222,9 +223,7 @@ class BenchOptions(ConnectionOptions):
         " repeat this flag.",
         check=read_parameters,
     )
-    version: int | None = _requests(
-        None, "Version of the model; by default, the server chooses.", SIZE
-    )
+    version: int | None = version_flag(_requests)
     api: str = _requests(
         "infer",
         "API: infer, or one of /v1: chat, completions, embeddings.",
@@ -362,7 +361,7 @@ class _Bench:
                 if "sequence_batching" not in config
                 else "--sequence-length has no effect with --parameter=sequence_id"
             )
-        self._try(inferences[0], protocol)
+        self._client.try_request(inferences[0], protocol is Protocol.GRPC_STREAM)
         load = Load(target, self._encode([inferences], protocol))
         return lambda level: load, protocol
 
@@ -382,7 +381,8 @@ class _Bench:
                 f"model '{self._model}' has a sequence batcher: its requests follow each other, so"
                 " use --concurrency, which is the number of sequences"
             )
-        self._try(sequence_step(inferences[0], self._first_id, True, True), protocol)
+        whole = sequence_step(inferences[0], self._first_id, True, True)
+        self._client.try_request(whole, protocol is Protocol.GRPC_STREAM)
 
         def make_load(level: Level) -> Load:
             ids = range(self._first_id, self._first_id + level.concurrency)
@@ -393,13 +393,6 @@ class _Bench:
             return Load(target, chains, ends_encoded)
 
         return make_load
-
-    def _try(self, inference: Any, protocol: Protocol) -> None:
-        """Sends one request. Raises HostError with the server's error."""
-        for response in self._client.infer(inference, protocol is Protocol.GRPC_STREAM):
-            error = response.error()
-            if error is not None:
-                raise invalid_argument(error.message())
 
     def _prepare_v1(self) -> tuple[Callable[[Level], Load], Protocol]:
         options = self._options

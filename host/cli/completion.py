@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import NoReturn
 
-from host.cli.arguments import EXIT_USAGE, fail, parse_texts
+from host.cli.arguments import EXIT_USAGE, NoOptions, fail, parse_texts
 from host.options.flags import Flag, Status, flags_of
 from host.options.server_flags import FLAGS
 
@@ -26,14 +25,9 @@ _COMMANDS = (
 _Commands = Mapping[str, Sequence[Flag]]
 
 
-@dataclass
-class _Options:
-    """There are no flags."""
-
-
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the script of a shell and exits."""
-    (shell,), _ = parse_texts(arguments, "completion SHELL", _ABOUT, _Options)
+    (shell,), _ = parse_texts(arguments, "completion SHELL", _ABOUT, NoOptions)
     scripts = {"bash": _bash, "zsh": _zsh, "fish": _fish}
     if shell not in scripts:
         fail("completion", f"expected bash, zsh or fish, got '{shell}'", EXIT_USAGE)

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import format_flag, parse_texts
+from host.cli.arguments import NoOptions, format_flag, parse_texts
 from host.core import VERSION
 from host.instances.gpus import find_gpus
 from host.options.flags import FlagGroup
@@ -213,14 +213,9 @@ def _advice() -> Iterator[str]:
             )
 
 
-@dataclass
-class _VersionOptions:
-    """There are no flags."""
-
-
 def print_version(arguments: Sequence[str]) -> NoReturn:
     """Runs `pbhost version`: prints the versions of pbhost and of the Triton that it stands for."""
     about = "Print the version of pbhost, and the version of Triton that it tells clients."
-    parse_texts(arguments, "version", about, _VersionOptions)
+    parse_texts(arguments, "version", about, NoOptions)
     sys.stdout.write(f"pbhost {RELEASE} (as Triton {VERSION})\n")
     sys.exit(0)

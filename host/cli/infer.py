@@ -13,38 +13,33 @@ from typing import Any, NoReturn
 from host.cli.arguments import (
     EXIT_FAILED,
     EXIT_USAGE,
-    check_inputs,
+    INPUT_VALUES,
     check_positive,
     errors_end,
     fail,
+    input_flag,
     parse_texts,
     split_inputs,
+    version_flag,
 )
 from host.cli.model_client import ModelClient
 from host.cli.server_client import ConnectionOptions
 from host.client.messages import add_input, new_request
 from host.client.signature import encode_tensor
 from host.inference.request import Parameter
-from host.options.flags import SIZE, FlagGroup, InvalidValue
+from host.options.flags import FlagGroup, InvalidValue
 from pb_utils import Tensor
 from pb_utils._text_form import InvalidInput, format_response, read_inputs
 
 URL = re.compile(r"(https?|grpcs?)://[^/]+/?")
 
-_ABOUT = """\
+_ABOUT = f"""\
 Sends one request to a model of a running server and prints the responses. URL is the address of
 the server's HTTP port (http://HOST:PORT, or https) or gRPC port (grpc://HOST:PORT, or grpcs), by
 default http://localhost:8000. The responses of a decoupled model are printed as they arrive; they
 need the gRPC port.
 
-In --input NAME=VALUE, VALUE is one of
-  JSON         a value or nested arrays; the server gives the data type
-  @FILE.json   JSON from a file
-  @FILE.npy    an array saved by numpy; its dtype must be that of the input
-  @FILE        the bytes of any other file, for a TYPE_STRING input
-  random       random values, the same in each run; variable dimensions have size 1
-For a TYPE_STRING input, text that is not JSON is used as it is. A missing batch dimension is
-added, and a single number or text becomes a tensor of one element.
+{INPUT_VALUES.format("the server")}
 
 examples:
   pbhost infer add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=random
@@ -83,17 +78,11 @@ _group = FlagGroup("Request")
 class InferOptions(ConnectionOptions):
     """The flags of `pbhost infer`."""
 
-    input: list[str] = _group(
-        [],
-        "Input of the request, as NAME=VALUE; repeat the flag for each input.",
-        check=check_inputs,
-    )
+    input: list[str] = input_flag(_group)
     output: list[str] = _group(
         [], "Name of a requested output; by default all. You can repeat this flag."
     )
-    version: int | None = _group(
-        None, "Version of the model; by default, the server chooses.", SIZE
-    )
+    version: int | None = version_flag(_group)
     request_id: str = _group("", "Id of the request, for logs and traces.")
     parameter: list[str] = _group(
         [],

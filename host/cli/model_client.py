@@ -21,7 +21,7 @@ from host.client.messages import (
 )
 from host.client.signature import to_tensor
 from host.config.json_form import to_dict
-from host.errors import ErrorCode, HostError, internal, unsupported
+from host.errors import ErrorCode, HostError, internal, invalid_argument, unsupported
 from pb_utils import InferenceResponse, Tensor, TritonError
 
 
@@ -112,6 +112,13 @@ class ModelClient:
                     return
         except NoAnswer as error:
             raise self._no_answer(error) from error
+
+    def try_request(self, request: Any, decoupled: bool) -> None:
+        """Sends a request whose responses are dropped. Raises HostError with the first error."""
+        for response in self.infer(request, decoupled):
+            error = response.error()
+            if error is not None:
+                raise invalid_argument(error.message())
 
     def close(self) -> None:
         """Closes the connections."""

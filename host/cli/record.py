@@ -22,7 +22,6 @@ from host.recording.recording import (
     MAX_LINE_BYTES,
     RecordedRequest,
     RecordingEnd,
-    RecordingHeader,
     RecordingWriter,
     damaged,
     decode_header,
@@ -100,14 +99,6 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.exit(0)
 
 
-def _read_header(source: BinaryIO) -> RecordingHeader | None:
-    """The first line of a recording; as `decode_header`."""
-    text = source.readline(MAX_LINE_BYTES + 1)
-    if not text:
-        raise unavailable("the server has ended the recording early; nothing is recorded")
-    return decode_header(text)
-
-
 class _Download:
     """Receives a recording and writes it. `began`: whether its folder has been opened."""
 
@@ -138,7 +129,12 @@ class _Download:
             path += f"/versions/{options.version}"
         with client.stream(f"{path}/record", msgspec.json.encode(settings)) as source:
             try:
-                header = _read_header(source)
+                text = source.readline(MAX_LINE_BYTES + 1)
+                if not text:
+                    raise unavailable(
+                        "the server has ended the recording early; nothing is recorded"
+                    )
+                header = decode_header(text)
                 if header is None:
                     raise client.unexpected_answer()
                 with RecordingWriter(self._directory) as writer:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -82,13 +82,6 @@ class ReplayResult(msgspec.Struct):
     differences: list[Difference] = []
 
 
-class Schedule(NamedTuple):
-    """When requests are sent. `speed`: factor to the original, 0 for as fast as possible."""
-
-    speed: float
-    concurrency: int
-
-
 @dataclass(slots=True)
 class _Numbered:
     """A request of the recording, and its number, from 1."""
@@ -120,9 +113,10 @@ class Replay:
         self._stopped = threading.Event()
         self._error: Exception | None = None
 
-    def run(self, schedule: Schedule) -> ReplayResult:
+    def run(self, speed: float, concurrency: int) -> ReplayResult:
         """Sends all requests; each sequence in its order.
 
+        `speed`: factor to the original, 0 for as fast as possible. `concurrency`: of requests.
         Raises HostError if the recording is damaged, or the server does not answer at all.
         """
         chains = self._read_chains()
@@ -134,8 +128,8 @@ class Replay:
             try:
                 while (chain := self._take(pending)) is not None:
                     for one in chain:
-                        if schedule.speed:
-                            due = started + (one.request.time - first) / schedule.speed
+                        if speed:
+                            due = started + (one.request.time - first) / speed
                             self._wait_until(due)
                         if self._stopped.is_set():
                             return
@@ -144,9 +138,9 @@ class Replay:
                 self._error = self._error or error
                 self._stopped.set()
 
-        with ThreadPoolExecutor(schedule.concurrency) as threads:
+        with ThreadPoolExecutor(concurrency) as threads:
             try:
-                wait([threads.submit(work) for _ in range(min(schedule.concurrency, len(chains)))])
+                wait([threads.submit(work) for _ in range(min(concurrency, len(chains)))])
             except BaseException:  # Ctrl-C: the threads end with their requests
                 self._stopped.set()
                 raise
@@ -359,10 +353,10 @@ def _find_request(reader: RecordingReader, number: int) -> RecordedRequest:
 def _send(reader: RecordingReader, options: ReplayOptions) -> ReplayResult:
     """Raises HostError."""
     version = "" if options.version is None else str(options.version)
-    schedule = Schedule(_read_speed(options.speed), options.concurrency)
     tolerance = Tolerance(options.tolerance, options.absolute_tolerance)
     with ModelClient(options.against, options, options.timeout) as client:
-        return Replay(reader, client, tolerance, options.model, version).run(schedule)
+        replay = Replay(reader, client, tolerance, options.model, version)
+        return replay.run(_read_speed(options.speed), options.concurrency)
 
 
 def _describe_result(result: ReplayResult, form: str) -> str:

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import stub.wire
-from host.cli.arguments import check_inputs, errors_end, parse_texts, split_inputs
+from host.cli.arguments import (
+    INPUT_VALUES,
+    errors_end,
+    input_flag,
+    parse_texts,
+    split_inputs,
+)
 from host.cli.model_arguments import find_model, is_model, reject_repository, serve_flag
 from host.config.model_config import LoadedConfig
 from host.config.schema import ModelConfig
@@ -31,20 +37,13 @@ from stub.wire.paths import absolute_path
 _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
 _LEAST_CAPABILITY = Options().min_supported_compute_capability
 
-_ABOUT = """\
+_ABOUT = f"""\
 Loads one model in this process, sends it one request, prints the responses, and finalizes it.
 There is no server and no other process: breakpoint() works in model.py, print writes to the
 terminal, and a profiler sees the model's own frames. The models of the same repository that it
 calls (BLS) are loaded in this process too, when it calls them.
 
-In --input NAME=VALUE, VALUE is one of
-  JSON         a value or nested arrays; the configuration gives the data type
-  @FILE.json   JSON from a file
-  @FILE.npy    an array saved by numpy; its dtype must be that of the input
-  @FILE        the bytes of any other file, for a TYPE_STRING input
-  random       random values, the same in each run; variable dimensions have size 1
-For a TYPE_STRING input, text that is not JSON is used as it is. A missing batch dimension is
-added, and a single number or text becomes a tensor of one element.
+{INPUT_VALUES.format("the configuration")}
 
 examples:
   pbhost run models/add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=random
@@ -63,11 +62,7 @@ _group = FlagGroup("Run")
 class RunOptions:
     """The flags of `pbhost run`."""
 
-    input: list[str] = _group(
-        [],
-        "Input of the request, as NAME=VALUE; repeat the flag for each input.",
-        check=check_inputs,
-    )
+    input: list[str] = input_flag(_group)
     version: int | None = _group(
         None, "Version to run; by default, the one that a server uses.", SIZE
     )

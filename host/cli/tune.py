@@ -205,10 +205,7 @@ def _make_load(server: PrivateServer, model: str, options: TuneOptions) -> Load:
         recording=options.recording, parameters=read_parameters(options.parameter),
     )  # fmt: skip
     inferences = make_inferences(config, model, "", inputs)
-    for response in server.client.infer(inferences[0], decoupled):
-        error = response.error()
-        if error is not None:
-            raise invalid_argument(error.message())
+    server.client.try_request(inferences[0], decoupled)
     chains = encode_chains([inferences], server.url, protocol, {})
     return Load(make_target(server.url, protocol, {}), chains)
 
