@@ -36,7 +36,7 @@ def make_grpc_service(
     options: Options,
     core: InferenceCore,
     others: Services,
-    api_keys: InferenceKeys | None = None,
+    api_keys: InferenceKeys | None,
 ) -> GrpcService:
     """The gRPC service over a core; `others` are the methods that are not for inference.
 

@@ -41,7 +41,7 @@ class WebPage:
     beside this module.
     """
 
-    def __init__(self, folder: Path, without: bytes = b"") -> None:
+    def __init__(self, folder: Path, without: bytes) -> None:
         """`without`: HTML that is left out, such as a link to a page that is turned off.
 
         Raises OSError if a file cannot be read.
@@ -84,7 +84,7 @@ DescribePaths = Callable[[Operations], dict[str, Schema]]
 
 
 def openapi_document(
-    core: Core, restrictions: Restrictions, describe_others: DescribePaths | None = None
+    core: Core, restrictions: Restrictions, describe_others: DescribePaths | None
 ) -> Schema:
     """Returns the OpenAPI 3.1 document for the models that are loaded now.
 

@@ -21,7 +21,7 @@ _PREFIXES = {CHAT: "chatcmpl-"}
 class Answer:
     """Writes one answer: a whole object, or the chunks of a stream, which have the same id."""
 
-    def __init__(self, route: str, model: str, include_usage: bool = False) -> None:
+    def __init__(self, route: str, model: str, include_usage: bool) -> None:
         self.id = f"{_PREFIXES.get(route, 'cmpl-')}{uuid.uuid4().hex}"
         self._is_chat = route == CHAT
         self._model = model

@@ -184,7 +184,7 @@ class _Compiler:
                 refusals[route] = self._not_asked(route)
             elif refusal := self._refusal(route) or self._wrong_type(route):
                 refusals[route] = refusal
-                self._add_problem("OPENAI", refusal)
+                self._add_problem(refusal)
         spoken = [route for route in ROUTES if route not in refusals]
         for entry in self.inputs:
             if not entry.optional:
@@ -262,9 +262,9 @@ class _Compiler:
                     )
                 )
 
-    def _add_problem(self, key: str, text: str) -> None:
+    def _add_problem(self, text: str) -> None:
         if self._asked is not None:
-            self.problems.append(Finding(text, f"parameters[{key}]"))
+            self.problems.append(Finding(text, "parameters[OPENAI]"))
 
     def _detect_routes(self) -> list[str]:
         """Returns the routes of unmistakable tensor names."""
@@ -398,7 +398,7 @@ class _Compiler:
             " source in OPENAI_INPUTS"
         )
         if spoken and not filled:
-            self._add_problem("OPENAI", text)
+            self._add_problem(text)
         for route in spoken:
             if route not in filled:
                 refusals[route] = (

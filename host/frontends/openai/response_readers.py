@@ -139,13 +139,13 @@ class TextReader:
         self,
         contract: Contract,
         index: int,
-        stops: Sequence[str] = (),
-        max_tokens: int | None = None,
-        limit: int | None = None,
-        tools: ToolParser | None = None,
-        required: Sequence[str] = (),
-        logprobs: LogprobsWriter | None = None,
-        texts: list[str] | None = None,
+        stops: Sequence[str],
+        max_tokens: int | None,
+        limit: int | None,
+        tools: ToolParser | None,
+        required: Sequence[str],
+        logprobs: LogprobsWriter | None,
+        texts: list[str] | None,
     ) -> None:
         self.stopped = False
         self._tools = tools
