@@ -67,7 +67,8 @@ async def run_program(
     output: deque[str] = deque(maxlen=_MAX_LINES)
 
     def keep(line: str, error: bool) -> None:
-        output.append(line[:_MAX_LINE_LENGTH])
+        for start in range(0, len(line) or 1, _MAX_LINE_LENGTH):  # the end of a long one says more
+            output.append(line[start : start + _MAX_LINE_LENGTH])
         on_line(line)
 
     try:

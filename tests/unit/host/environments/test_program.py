@@ -44,6 +44,11 @@ def test_a_very_long_line_is_reported_in_pieces() -> None:
     assert len(heard) > 1
 
 
+def test_the_end_of_a_very_long_line_is_in_the_error() -> None:
+    code = "print('progress\\r' * 3000 + 'the reason'); raise SystemExit(1)"
+    assert failure(run_program(python(code), timeout_s=DEADLINE)).output[-1].endswith("the reason")
+
+
 def test_a_status_other_than_zero_is_an_error_with_the_output() -> None:
     error = failure(run_program(python("print('why'); raise SystemExit(4)"), timeout_s=DEADLINE))
     assert error.status == 4
