@@ -89,7 +89,7 @@ def request_from_wire(
         flags=wire.flags,
         timeout=wire.timeout,
         parameters=wire.parameters,
-        trace=NO_TRACE if wire.trace is None else _trace_from_wire(wire.trace),
+        trace=_trace_from_wire(wire.trace),
         handle=responder,
     )
 
@@ -169,6 +169,7 @@ def _wire_request(
     inputs: List[WireTensor],
     parameters: Dict[str, Parameter],
 ) -> WireRequest:
+    trace = request._trace
     return WireRequest(
         request._request_id,
         inputs,
@@ -179,16 +180,12 @@ def _wire_request(
         request._timeout,
         request._model_name,
         request._model_version,
-        None if request._trace is NO_TRACE else _trace_to_wire(request._trace),
+        None if trace is NO_TRACE else TraceLink(trace._number, trace._context),
     )
 
 
-def _trace_from_wire(link: TraceLink) -> InferenceTrace:
-    return InferenceTrace._from_wire(link.context, link.number)
-
-
-def _trace_to_wire(trace: InferenceTrace) -> TraceLink:
-    return TraceLink(trace._number, trace._context)
+def _trace_from_wire(link: Optional[TraceLink]) -> InferenceTrace:
+    return NO_TRACE if link is None else InferenceTrace._from_wire(link.context, link.number)
 
 
 def response_from_wire(

@@ -90,7 +90,7 @@ class ForkedChildren:
         except ArenaFull as full:
             answer(WireResponse([], {}, WireError(_INTERNAL, str(full))), True)
             return
-        self._runtime.send_wire_request(self._runtime.next_bls_number(), request, False, answer)
+        self._runtime.send_wire_request(request, False, answer)
 
 
 class ForkedChildRuntime(Runtime):

@@ -107,10 +107,6 @@ class ResponderRegistry:
         self.channel.send([LogLine(_WARNING, "responders.py", 0, limit_text(text))])
         return None
 
-    def set_loop_thread(self, thread: int) -> None:
-        """Sets the thread that runs the event loop."""
-        self.loop_thread = thread
-
     def begin_batch(self, batch: int, responders: "Sequence[StubResponder]") -> None:
         """Registers the responders of a batch; applies cancellations that arrived before it."""
         with self._batch_lock:

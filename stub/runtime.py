@@ -3,13 +3,11 @@
 import itertools
 import threading
 from collections import deque
-from contextlib import contextmanager
 from typing import (
     Callable,
     ContextManager,
     Deque,
     Dict,
-    Iterator,
     List,
     Optional,
     Sequence,
@@ -85,50 +83,24 @@ class StubRuntime(HostCalls, Runtime):
         self._deferred: Deque[ToHost] = deque()
         # Reentrant, because a finaliser of the model may make a call inside `send_after_deferred`.
         self._deferred_lock = threading.RLock()
-        self._main_thread = threading.main_thread().ident
-        self._batch = 0  # the batch of the main thread, 0 between batches
-        self._model_dir = ""
-        self._bls_allowed = False
+        self.main_thread = threading.main_thread().ident
+        """The thread that runs batches."""
+        self.batch = 0
+        """The batch of the main thread, 0 between batches."""
+        self.version_directory = ""
+        """The version directory of the model."""
+        self.bls_allowed = False
+        """Whether the model may send requests to others: from the end of `initialize` on."""
         self._log_budget = LogBudget()
-
-    def set_model_dir(self, model_dir: str) -> None:
-        """Sets the version directory of the model."""
-        self._model_dir = model_dir
-
-    def set_instance(self, name: str, model_dir: str) -> None:
-        """Sets the name of the instance and its version directory."""
-        self.set_model_dir(model_dir)
-        self.set_instance_name(name)
-
-    def allow_bls(self, allowed: bool) -> None:
-        """Allows or forbids BLS: allowed from the end of `initialize` to `finalize`."""
-        self._bls_allowed = allowed
-
-    @contextmanager
-    def forbid_bls(self) -> Iterator[None]:
-        """Forbids BLS within a `with` block."""
-        before, self._bls_allowed = self._bls_allowed, False
-        try:
-            yield
-        finally:
-            self._bls_allowed = before
 
     def allocate_output(self, size: int) -> Tuple[Block, memoryview]:
         """Returns a block for an output, and a writable view of it. Raises ArenaFull."""
         views: List[memoryview] = []
         return self._memory.own.write_with(size, views.append), views[0]
 
-    def set_main_thread(self, thread: int) -> None:
-        """Sets the thread that runs batches, if it is not the main thread."""
-        self._main_thread = thread
-
-    def begin_batch(self, batch: int) -> None:
-        """Begins a batch on the main thread."""
-        self._batch = batch
-
     def end_batch(self) -> None:
         """Ends the batch of the main thread."""
-        self._batch = 0
+        self.batch = 0
         self.report_dropped_log_lines()
 
     def receive_bls_response(self, message: BlsResponse) -> None:
@@ -191,7 +163,7 @@ class StubRuntime(HostCalls, Runtime):
 
     def model_dir(self) -> str:
         """`<model directory>/<version>`."""
-        return self._model_dir
+        return self.version_directory
 
     def free_memory(self) -> int:
         """Returns the bytes of the arena that tensors kept in this process leave free."""
@@ -208,8 +180,8 @@ class StubRuntime(HostCalls, Runtime):
             return wire
         preferred = request._preferred_memory
         number = next(self._bls_numbers)
-        if self._batch and threading.get_ident() == self._main_thread:
-            self._send_bls_request(BlsRequest(number, wire, self._batch, True), self._channel.send)
+        if self.batch and threading.get_ident() == self.main_thread:
+            self._send_bls_request(BlsRequest(number, wire, self.batch, True), self._channel.send)
             return response_from_wire(self._wait_for_bls_response(number), self._memory, preferred)
         waiter = BlsWaiter(self._bls_reader)
         responses: List[WireResponse] = []
@@ -236,7 +208,6 @@ class StubRuntime(HostCalls, Runtime):
             receive(wire, True)
             return lambda: None
         preferred = request._preferred_memory
-        number = next(self._bls_numbers)
 
         def receive_wire(response: Optional[WireResponse], final: bool) -> None:
             if response is None:
@@ -244,7 +215,7 @@ class StubRuntime(HostCalls, Runtime):
             else:
                 receive(response_from_wire(response, self._memory, preferred), final)
 
-        self.send_wire_request(number, wire, decoupled, receive_wire)
+        number = self.send_wire_request(wire, decoupled, receive_wire)
         return lambda: self._cancel_bls_request(number)
 
     def waiting(self) -> ContextManager[None]:
@@ -253,15 +224,17 @@ class StubRuntime(HostCalls, Runtime):
         return self._bls_reader.blocking()
 
     def send_wire_request(
-        self, number: int, request: WireRequest, decoupled: bool, receive: WireResponseReceiver
-    ) -> None:
-        """Sends a request numbered by `next_bls_number`; every response is passed to `receive`."""
+        self, request: WireRequest, decoupled: bool, receive: WireResponseReceiver
+    ) -> int:
+        """Sends a request, and returns its number; every response is passed to `receive`."""
+        number = next(self._bls_numbers)
         if self._bls_reader.attach_running_loop():
             send, counted = self._bls_bursts.send, False
         else:
             send, counted = self._channel.send, True
             self._bls_reader.add_unattended()
         self._send_numbered_request(number, request, decoupled, receive, send, counted)
+        return number
 
     def _send_numbered_request(
         self,
@@ -284,10 +257,6 @@ class StubRuntime(HostCalls, Runtime):
         if self._ended:  # checked after the receiver is registered, or it could be missed
             self._fail_bls_request(number)
 
-    def next_bls_number(self) -> int:
-        """Returns the number of the next BLS request."""
-        return next(self._bls_numbers)
-
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
         """Queues the release of metrics: a finaliser may run inside `send`, and cannot send."""
         self._deferred.append(DropMetrics(list(families), list(metrics)))
@@ -297,7 +266,7 @@ class StubRuntime(HostCalls, Runtime):
 
     def check_bls_allowed(self) -> None:
         """Raises TritonModelException unless requests to other models are allowed now."""
-        if not self._bls_allowed:
+        if not self.bls_allowed:
             raise pb_utils.TritonModelException(BLS_NOT_ALLOWED)
 
     def _to_wire(self, request: RequestFields) -> "Union[WireRequest, pb_utils.InferenceResponse]":
@@ -310,8 +279,8 @@ class StubRuntime(HostCalls, Runtime):
 
     def _batch_of_caller(self) -> int:
         """Returns the batch of the current thread or coroutine, 0 if it is not known."""
-        if threading.get_ident() == self._main_thread:
-            return self._batch
+        if threading.get_ident() == self.main_thread:
+            return self.batch
         return current_batch.get()
 
     def _cancel_bls_request(self, number: int) -> None:

@@ -76,7 +76,7 @@ class ThreadWorker(Worker):
 
     def run(self) -> None:
         """Handles messages until the host stops this instance, or ends."""
-        self._runtime.set_main_thread(threading.get_ident())
+        self._runtime.main_thread = threading.get_ident()
         try:
             super().run()
         except HostGone:
@@ -84,8 +84,10 @@ class ThreadWorker(Worker):
         finally:
             self._coroutines.stop()
             if self._model is not None:
-                with self._runtime.forbid_bls():  # also if no Finalize message has arrived
-                    self._model.finalize()
+                # Also if no Finalize message has arrived.
+                before, self._runtime.bls_allowed = self._runtime.bls_allowed, False
+                self._model.finalize()
+                self._runtime.bls_allowed = before
             # From Python 3.14 on, a Thread object that has ended still refers to its context.
             pb_utils._runtime._override.set(None)
 

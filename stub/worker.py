@@ -198,7 +198,7 @@ class Worker:
     def _execute(self, message: m.Execute) -> None:
         assert self._executor is not None
         self._memory.begin_batch(len(message.requests))
-        self._runtime.begin_batch(message.batch)
+        self._runtime.batch = message.batch
         messages = self._executor.run_batch(message)
         self._runtime.end_batch()
         self._end_batch(messages, self._executor.release_sent_blocks)
@@ -231,7 +231,7 @@ class Worker:
         try:
             name = str(json.loads(message.config)["name"])
             self._model = self._load_model(message.source, "", name)
-            self._runtime.set_model_dir(self._model.version_directory)
+            self._runtime.version_directory = self._model.version_directory
             completed = self._model.auto_complete_config(message.config)
             self._report_imports()
         except ModelFailure as failure:
@@ -248,7 +248,8 @@ class Worker:
             if self._model is None:
                 model = message.args["model_name"]
                 self._model = self._load_model(message.source, name, model)
-            self._runtime.set_instance(name, self._model.version_directory)
+            self._runtime.version_directory = self._model.version_directory
+            self._runtime.set_instance_name(name)
             self._registry.configure(message, strict=self._reports_imports)
             self._model.initialize(message.args)
         except BindingError as failure:
@@ -266,7 +267,7 @@ class Worker:
             self._model, message, self._memory, self._registry, self._coroutines, send
         )
         self._readiness = ReadinessChecker(self._model, name, self._coroutines, send)
-        self._runtime.allow_bls(True)
+        self._runtime.bls_allowed = True
         self._report_imports()
         runs_coroutines = self._executor.runs_coroutines
         if runs_coroutines:
@@ -318,7 +319,7 @@ class Worker:
 
     def _finalize(self) -> None:
         self._coroutines.stop()
-        self._runtime.allow_bls(False)
+        self._runtime.bls_allowed = False
         self._runtime.control_allowed = False
         error = self._model.finalize() if self._model is not None else None
         try:
@@ -411,7 +412,7 @@ class Worker:
                     trim_at = None
 
     def _on_loop_started(self, thread: int) -> None:
-        self._registry.set_loop_thread(thread)
+        self._registry.loop_thread = thread
         self._bls_reader.set_loop_thread(thread)
 
     def _read_bls_responses(self) -> None:

@@ -93,11 +93,9 @@ def load(
         default_name = model.__name__
     else:
         folder = Path(model).resolve()
-        if backend is None:
-            filename = given.get("default_model_filename") or "model.py"
-            source = _loading.load_folder(folder, version, filename)
-        else:
-            source = _loading.load_backend(Path(backend).resolve(), folder, version)
+        filename = given.get("default_model_filename") or "model.py"
+        from_backend = None if backend is None else Path(backend).resolve()
+        source = _loading.load_folder(folder, version, filename, from_backend)
         default_name = folder.name
     full_config = _loading.normalized_config(given, name or given.get("name") or default_name)
     try:

@@ -71,50 +71,32 @@ def load_class(model_class: type[Any], version: int | str | None) -> LoadedModel
     )
 
 
-def load_folder(directory: Path, version: int | str | None, filename: str) -> LoadedModel:
+def load_folder(
+    directory: Path, version: int | str | None, filename: str, backend: Path | None = None
+) -> LoadedModel:
     """Imports the model ``<directory>/<version>/<filename>``.
 
     Args:
         directory: folder of the model.
         version: version to load; the highest if None.
         filename: name of the model's file.
+        backend: folder of a Python-based backend, whose ``model.py`` is imported instead.
 
     Raises:
         TritonModelException: there is no such file.
         Exception: any exception of the import.
     """
     chosen = _latest_version(directory) if version is None else str(version)
-    imports = _ModelImports(directory, chosen)
+    if backend is None:
+        imports = _ModelImports(directory, chosen, filename)
+    else:
+        imports = _ModelImports(backend, "", "model.py")
     try:
-        model_class = imports.import_model_class(filename)
+        model_class = imports.import_model_class()
     except BaseException:  # a module may raise any exception, also SystemExit
         imports.remove_modules()
         raise
-    return LoadedModel(
-        model_class, directory / chosen / filename, directory, chosen, imports.remove_modules
-    )
-
-
-def load_backend(backend: Path, directory: Path, version: int | str | None) -> LoadedModel:
-    """Imports ``model.py`` of a Python-based backend.
-
-    Args:
-        backend: folder of the backend.
-        directory: folder of the model, which holds its data.
-        version: version to load; the highest if None.
-
-    Raises:
-        TritonModelException: there is no such file.
-        Exception: any exception of the import.
-    """
-    chosen = _latest_version(directory) if version is None else str(version)
-    imports = _ModelImports(backend, "")
-    try:
-        model_class = imports.import_model_class("model.py")
-    except BaseException:  # a module may raise any exception, also SystemExit
-        imports.remove_modules()
-        raise
-    return LoadedModel(model_class, backend / "model.py", directory, chosen, imports.remove_modules)
+    return LoadedModel(model_class, imports.file, directory, chosen, imports.remove_modules)
 
 
 class _ModelImports:
@@ -124,17 +106,19 @@ class _ModelImports:
     it is a plain module of ``directory``.
     """
 
-    def __init__(self, directory: Path, version: str) -> None:
+    def __init__(self, directory: Path, version: str, filename: str) -> None:
+        self.file = directory / version / filename
+        self._filename = filename
         self._directory = directory
         self._version = version
         self._modules_before = set(sys.modules)
         self._paths = [str(directory / version), str(directory)] if version else [str(directory)]
 
-    def import_model_class(self, filename: str) -> type[Any]:
+    def import_model_class(self) -> type[Any]:
         """Imports ``<version>.<stem>`` or ``<stem>``, and returns its TritonPythonModel."""
+        path, filename = self.file, self._filename
         if not filename.endswith(".py"):
             raise TritonModelException(texts.no_python_file(filename))
-        path = self._directory / self._version / filename
         if not path.is_file():
             raise TritonModelException(texts.missing_file(path))
         top = self._version or path.stem
