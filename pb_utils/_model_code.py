@@ -138,7 +138,8 @@ def _quote(names: Iterable[str]) -> str:
 
 def declared_shape(entry: Mapping[str, Any], max_batch_size: int) -> List[int]:
     """Returns the shape of a tensor for the model, with the batch dimension; -1 is any size."""
-    dims = entry.get("reshape", {}).get("shape", entry["dims"])
+    reshape = entry.get("reshape")
+    dims = entry["dims"] if reshape is None else reshape.get("shape", ())
     return [-1, *dims] if max_batch_size > 0 else list(dims)
 
 

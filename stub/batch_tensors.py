@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 import numpy as np
 
 import pb_utils
+from pb_utils._model_code import declared_shape
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -67,10 +68,10 @@ class BatchTensors:
         self._lead = 1 if config["max_batch_size"] > 0 else 0
         self._inputs = config.get("batch_input", [])
         self._outputs = config.get("batch_output", [])
-        self._dims: Dict[str, List[int]] = {}
-        for output in config["output"]:
-            dims = output["reshape"]["shape"] if "reshape" in output else output["dims"]
-            self._dims[output["name"]] = [-1] * self._lead + [int(size) for size in dims]
+        self._dims: Dict[str, List[int]] = {
+            output["name"]: [int(size) for size in declared_shape(output, config["max_batch_size"])]
+            for output in config["output"]
+        }
 
     @classmethod
     def from_config(cls, model_config: str) -> "Optional[BatchTensors]":

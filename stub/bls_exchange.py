@@ -74,7 +74,7 @@ class BlsReader:
     """Lets a thread read that waits for a response anyway, so that a response wakes one thread.
 
     The event loop of the model's coroutines reads once it has sent a request. Of the threads that
-    wait in `BlsWaiter.wait`, one reads for all of them; when it has its response, it hands over to
+    are in `wait`, one reads for all of them; when it has its response, it hands over to
     another one. The service thread reads while there are requests whose senders do not wait there,
     or while the event loop is blocked: the loop may be blocked until others have their responses.
     """
@@ -164,7 +164,17 @@ class BlsReader:
         finally:
             self.remove_unattended()
 
-    def begin_wait(self, waiter: "BlsWaiter") -> bool:
+    def wait(self, waiter: "BlsWaiter") -> None:
+        """Waits on the waiter's thread until `notify`; it may read the responses of others."""
+        try:
+            if self._begin_wait(waiter):
+                waiter.sleep.acquire()
+            if self._leader is waiter:
+                self._read_until_notified(waiter)
+        finally:
+            self._end_wait(waiter)
+
+    def _begin_wait(self, waiter: "BlsWaiter") -> bool:
         """Makes a waiter the leader or a follower; returns whether it has to sleep first."""
         with self._lock:
             if waiter.notified:
@@ -175,10 +185,7 @@ class BlsReader:
             self._followers[waiter] = None
             return True
 
-    def read_until_notified(self, waiter: "BlsWaiter") -> None:
-        """Reads responses on this thread if the waiter is the leader."""
-        if self._leader is not waiter:
-            return
+    def _read_until_notified(self, waiter: "BlsWaiter") -> None:
         while not waiter.notified:
             for descriptor, _ in self._poll():
                 if descriptor == self._event:
@@ -186,7 +193,7 @@ class BlsReader:
                 else:
                     os.read(self._leader_wake, 64)
 
-    def end_wait(self, waiter: "BlsWaiter") -> None:
+    def _end_wait(self, waiter: "BlsWaiter") -> None:
         """Removes a waiter; if it was the leader, the oldest follower becomes the next one."""
         with self._lock:
             self._followers.pop(waiter, None)
@@ -194,7 +201,7 @@ class BlsReader:
                 self._leader = next(iter(self._followers), None)
                 if self._leader is not None:
                     del self._followers[self._leader]
-                    self._leader.wake()
+                    self._leader.sleep.release()
 
     def notify(self, waiter: "BlsWaiter") -> None:
         """Ends the wait of a waiter; any thread may call."""
@@ -202,38 +209,20 @@ class BlsReader:
             waiter.notified = True
             if waiter in self._followers:
                 del self._followers[waiter]
-                waiter.wake()
+                waiter.sleep.release()
             elif self._leader is waiter and waiter.thread != threading.get_ident():
                 with suppress(BlockingIOError):  # a full pipe wakes the thread as well
                     os.write(self._wake_leader, b"\0")
 
 
 class BlsWaiter:
-    """Blocks the thread that creates it until `notify`."""
+    """A wait of the thread that creates it, for `BlsReader.wait` and `BlsReader.notify`."""
 
-    __slots__ = ("_reader", "_sleep", "notified", "thread")
+    __slots__ = ("notified", "sleep", "thread")
 
-    def __init__(self, reader: BlsReader) -> None:
+    def __init__(self) -> None:
         self.notified = False
         self.thread = threading.get_ident()
-        self._reader = reader
-        self._sleep = threading.Lock()
-        self._sleep.acquire()
-
-    def notify(self) -> None:
-        """Ends the wait; any thread may call."""
-        self._reader.notify(self)
-
-    def wake(self) -> None:
-        """Wakes a follower, which was notified or has become the leader."""
-        self._sleep.release()
-
-    def wait(self) -> None:
-        """Waits for `notify`. Meanwhile this thread may read the responses of others."""
-        reader = self._reader
-        try:
-            if reader.begin_wait(self):
-                self._sleep.acquire()
-            reader.read_until_notified(self)
-        finally:
-            reader.end_wait(self)
+        self.sleep = threading.Lock()
+        """Released for a follower that was notified, or has become the leader."""
+        self.sleep.acquire()

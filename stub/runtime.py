@@ -183,16 +183,16 @@ class StubRuntime(HostCalls, Runtime):
         if self.batch and threading.get_ident() == self.main_thread:
             self._send_bls_request(BlsRequest(number, wire, self.batch, True), self._channel.send)
             return response_from_wire(self._wait_for_bls_response(number), self._memory, preferred)
-        waiter = BlsWaiter(self._bls_reader)
+        waiter = BlsWaiter()
         responses: List[WireResponse] = []
 
         def receive(response: Optional[WireResponse], final: bool) -> None:
             assert response is not None
             responses.append(response)
-            waiter.notify()
+            self._bls_reader.notify(waiter)
 
         self._send_numbered_request(number, wire, False, receive, self._channel.send)
-        waiter.wait()
+        self._bls_reader.wait(waiter)
         return response_from_wire(responses[0], self._memory, preferred)
 
     def send_request(

@@ -6,6 +6,7 @@ See docs/reference/configuration-and-scheduling.md, "From the directory to a ser
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import pb_utils
+from pb_utils._model_code import declared_shape
 from stub.user_model import ModelFailure
 
 Shape = List[int]
@@ -30,7 +31,7 @@ class ConfiguredTensor:
     ) -> None:
         self.name: str = entry["name"]
         self.data_type: str = entry["data_type"]
-        self.dims: Shape = model_dims(entry)
+        self.dims: Shape = declared_shape(entry, 0)
         self.shape: Shape = [-1, *self.dims] if batches else self.dims
         self.is_shape_tensor = bool(entry.get("is_shape_tensor"))
         if self.is_shape_tensor and batches and self.dims:
@@ -40,12 +41,6 @@ class ConfiguredTensor:
         self.ragged = bool(entry.get("allow_ragged_batch"))
         self.is_batch_tensor = of_batch
         self.is_control = control
-
-
-def model_dims(entry: Mapping[str, Any]) -> Shape:
-    """Returns the shape of a tensor of the configuration for the model, without the batch size."""
-    reshape = entry.get("reshape")
-    return list(entry["dims"] if reshape is None else reshape.get("shape", ()))
 
 
 class ModelTensor(NamedTuple):

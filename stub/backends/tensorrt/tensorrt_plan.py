@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from pb_utils._datatypes import CONFIG_CODES, STORAGE
+from pb_utils._model_code import declared_shape
 from stub.backends.batch import InvalidInput
 from stub.backends.model_contract import (
     ModelContract,
@@ -14,7 +15,6 @@ from stub.backends.model_contract import (
     add_tensors,
     config_entry,
     format_shape,
-    model_dims,
 )
 from stub.user_model import ModelFailure
 
@@ -382,7 +382,7 @@ def _has_full_shapes(config: Mapping[str, Any], plan: Plan) -> bool:
     entries: List[Mapping[str, Any]] = [*config.get("input", ()), *config.get("output", ())]
     marked = [each for each in entries if each.get("is_shape_tensor")]
     plain = [each for each in entries if each not in marked and each["name"] in ranks]
-    return any(len(model_dims(each)) == ranks[each["name"]] for each in plain)
+    return any(len(declared_shape(each, 0)) == ranks[each["name"]] for each in plain)
 
 
 def _config_entry(plan: Plan, tensor: PlanTensor, batches: bool) -> Dict[str, Any]:

@@ -28,12 +28,12 @@ def test_the_service_thread_reads_until_waiters_without_a_reader_have_their_resp
         reader.set_loop_thread(threading.get_ident())
         assert reader.attach_running_loop()
         reader.add_unattended()  # for which the service thread reads
-        waiter = BlsWaiter(reader)
-        assert reader.begin_wait(waiter)  # this thread sleeps, and the event loop with it
+        waiter = BlsWaiter()
+        assert reader._begin_wait(waiter)  # this thread sleeps, and the event loop with it
         reader.remove_unattended()
         assert reader.choose_thread()
-        waiter.notify()
-        reader.end_wait(waiter)
+        reader.notify(waiter)
+        reader._end_wait(waiter)
         assert not reader.choose_thread()
         reader.detach_loop()
 
@@ -41,7 +41,7 @@ def test_the_service_thread_reads_until_waiters_without_a_reader_have_their_resp
 
 
 def test_a_waiter_reads_if_no_other_thread_does(reader: BlsReader) -> None:
-    waiter = BlsWaiter(reader)
-    assert not reader.begin_wait(waiter)
+    waiter = BlsWaiter()
+    assert not reader._begin_wait(waiter)
     assert not reader.choose_thread()
-    reader.end_wait(waiter)
+    reader._end_wait(waiter)
