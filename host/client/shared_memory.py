@@ -7,7 +7,6 @@ server notices that the client has gone (docs/reference/protocol.md, "Shared mem
 
 from __future__ import annotations
 
-import _posixshmem  # what multiprocessing.shared_memory is made of
 import fcntl
 import os
 import secrets
@@ -16,6 +15,7 @@ import weakref
 from collections import deque
 
 import numpy as np
+import posix_ipc
 
 from host.client.signature import LARGE, EncodedTensor
 from stub.wire.shared_file import Mapping
@@ -46,7 +46,11 @@ class Region:
         self.key = f"/{self.name}"
         self.size = size
         self.registered = False
-        fd = _posixshmem.shm_open(self.key, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
+        try:
+            memory = posix_ipc.SharedMemory(self.key, posix_ipc.O_CREX, mode=0o600)
+        except posix_ipc.Error as error:
+            raise OSError(str(error)) from error
+        fd = int(memory.fd)
         self._named = True
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +66,7 @@ class Region:
         """Removes the name; the server has opened the object, or never will."""
         if self._named:
             self._named = False
-            _posixshmem.shm_unlink(self.key)
+            posix_ipc.unlink_shared_memory(self.key)
 
     def write(self, offset: int, tensor: EncodedTensor) -> None:
         """Copies the content of a tensor into the region."""

@@ -5,7 +5,6 @@ Source: docs/reference/protocol.md, "Shared memory".
 
 from __future__ import annotations
 
-import _posixshmem  # what multiprocessing.shared_memory is made of
 import errno
 import fcntl
 import os
@@ -13,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import posix_ipc
 
 from host.errors import ErrorCode, HostError, internal, invalid_argument, not_found, unsupported
 from host.inference.request import Buffer, SharedMemoryBytes, Tensor, read_bytes
@@ -277,11 +278,12 @@ class Regions:
 def _open_shared_memory(bare: str, key: str) -> int:
     cannot = internal(f"Unable to open shared memory region: '{key}'")
     if "\0" in bare:
-        raise cannot  # the name would end there
+        raise cannot  # posix_ipc 1.3.2 would crash
     try:
-        return int(_posixshmem.shm_open(f"/{bare}", os.O_RDWR))
-    except (OSError, ValueError) as error:
+        memory = posix_ipc.SharedMemory(f"/{bare}")
+    except (OSError, ValueError, posix_ipc.Error) as error:
         raise cannot from error
+    return int(memory.fd)
 
 
 def _map_region(status: RegionStatus, number: int, descriptor: int) -> Region:

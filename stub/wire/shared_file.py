@@ -33,12 +33,11 @@ def create_shared_file(name: str, size: int) -> int:
 
 def _create_named(name: str) -> int:
     """Creates POSIX shared memory, for systems without memfd, and removes its name at once."""
-    import _posixshmem
+    import posix_ipc
 
-    path = f"/{name}-{os.urandom(8).hex()}"
-    fd = _posixshmem.shm_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
-    _posixshmem.shm_unlink(path)
-    return int(fd)
+    memory = posix_ipc.SharedMemory(f"/{name}-{os.urandom(8).hex()}", posix_ipc.O_CREX, mode=0o600)
+    memory.unlink()
+    return int(memory.fd)
 
 
 class Mapping:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _posixshmem
 import os
 import uuid
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import posix_ipc
 import pytest
 import requests
 import tritonclient.grpc as grpcclient
@@ -142,8 +142,7 @@ def test_error_in_too_many_strings_is_reported(
     host: RunningHost, client: Client, endpoint: str, size: int, complaint: str
 ) -> None:
     key = f"/test-{uuid.uuid4().hex}"
-    file = _posixshmem.shm_open(key, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
-    os.ftruncate(file, size)  # takes no memory: all zeros
+    memory = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=size)  # takes none: all zeros
     try:
         client.register_system_shared_memory(key, key, size)
         library: Any = grpcclient if endpoint == "grpc" else httpclient
@@ -155,8 +154,8 @@ def test_error_in_too_many_strings_is_reported(
         assert status == ("StatusCode.INVALID_ARGUMENT" if endpoint == "grpc" else "400")
         assert text.endswith(complaint)
     finally:
-        os.close(file)
-        _posixshmem.shm_unlink(key)
+        memory.close_fd()
+        memory.unlink()
 
 
 def test_strings_travel_in_shared_memory_too(client: Client, memory: Memory) -> None:
@@ -434,7 +433,7 @@ def test_client_that_shrinks_its_region_affects_only_its_own_requests(
     with host.client() as client:
         memory = Memory(client)
         try:
-            file = _posixshmem.shm_open(memory.key, os.O_RDWR)
+            file = posix_ipc.SharedMemory(memory.key).fd
             os.ftruncate(file, 0)
             os.close(file)
             status, _ = infer_error(
@@ -448,7 +447,7 @@ def test_client_that_shrinks_its_region_affects_only_its_own_requests(
             memory = Memory(client)
             given = input_in_region(memory, [100_000], "FP32", 400_000)
             client.infer("identity", [given])
-            file = _posixshmem.shm_open(memory.key, os.O_RDWR)
+            file = posix_ipc.SharedMemory(memory.key).fd
             os.ftruncate(file, 0)
             os.close(file)
             _, text = infer_error(client.infer, "identity", [given])
@@ -501,7 +500,7 @@ def test_passed_on_input_whose_region_was_truncated_is_an_error(
         try:
             asked = pool.submit(infer_error, client.infer, "passes_on", [given])
             host.wait_for("the model has its input")
-            file = _posixshmem.shm_open(memory.key, os.O_RDWR)
+            file = posix_ipc.SharedMemory(memory.key).fd
             os.ftruncate(file, 0)
             go.touch()
             status, text = asked.result()

@@ -5,7 +5,6 @@ A process that touches memory which is gone is ended by SIGBUS. The host must no
 
 from __future__ import annotations
 
-import _posixshmem
 import os
 import uuid
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import posix_ipc
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
@@ -140,7 +140,7 @@ class TakenMemory(Memory):
     """Its client can make it smaller, and as large as it was."""
 
     def cut(self, size: int = 0) -> None:
-        file = _posixshmem.shm_open(self.key, os.O_RDWR)
+        file = posix_ipc.SharedMemory(self.key).fd
         os.ftruncate(file, size)
         os.close(file)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _posixshmem
 import asyncio
 import os
 import struct
@@ -10,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 
 import numpy as np
+import posix_ipc
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
@@ -35,8 +35,8 @@ class Client:
 
     def __init__(self, regions: Regions, key: str) -> None:
         self.regions = regions
-        self.fd = _posixshmem.shm_open(key, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
-        os.ftruncate(self.fd, 3 * PAGE)
+        memory = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=3 * PAGE)
+        self.fd = memory.fd
         regions.register("r", key, PAGE, 2 * PAGE)
 
     def write(self, data: bytes, offset: int = 0) -> RegionBlock:
@@ -60,7 +60,7 @@ def client() -> Iterator[Client]:
     client.regions.close()
     arenas.close()
     os.close(client.fd)
-    _posixshmem.shm_unlink(key)
+    posix_ipc.unlink_shared_memory(key)
 
 
 def tensor_in_region(block: RegionBlock, name: str = "A") -> Tensor:
