@@ -244,10 +244,13 @@ class Channel:
             os.sched_yield()  # let another process use this core, maybe the host
         return True
 
-    def receive_service(self, descriptors: Sequence[int], wait_ms: Optional[int]) -> "Wakeup":
+    def receive_service(
+        self, descriptors: Sequence[int], wait_ms: Optional[int]
+    ) -> Tuple[List[ToStub], List[int]]:
         """Waits for a service frame, for one of the descriptors, or for the timeout.
 
-        Service thread only; `wait_ms` in milliseconds, None for no limit.
+        Returns the messages of the frame, and the readable descriptors. Service thread only;
+        `wait_ms` in milliseconds, None for no limit.
         """
         key = tuple(descriptors)
         poller = self._pollers.get(key)
@@ -258,7 +261,7 @@ class Channel:
                 poller.register(descriptor, zmq.POLLIN)
         ready = dict(poller.poll(wait_ms))
         messages = self._decode_frame(self._service.recv()) if self._service in ready else []
-        return Wakeup(messages, [d for d in descriptors if d in ready])
+        return messages, [d for d in descriptors if d in ready]
 
     def read_bls_responses(self, handle: Callable[[ToStub], None]) -> None:
         """Passes the messages in the ring of BLS responses to `handle`; any thread may call."""
@@ -323,13 +326,3 @@ def _check_threads() -> None:
         release.set()
         for thread in started:
             thread.join()
-
-
-class Wakeup:
-    """Messages and readable descriptors that woke the service thread."""
-
-    __slots__ = ("descriptors", "messages")
-
-    def __init__(self, messages: List[ToStub], descriptors: List[int]) -> None:
-        self.messages = messages
-        self.descriptors = descriptors

@@ -379,21 +379,21 @@ class Worker:
                 wait = 0
             if wait is None and trim_at is not None:
                 wait = max(0, int((trim_at - now) * 1000))
-            wakeup = self._channel.receive_service(
+            messages, ready = self._channel.receive_service(
                 reads_bls if self._bls_reader.choose_thread() else descriptors, wait
             )
-            if self._lifeline in wakeup.descriptors:
+            if self._lifeline in ready:
                 self._on_host_gone()
                 return
-            if self._wake_read in wakeup.descriptors:
+            if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
                 self._send_deferred_messages()
-            if children is not None and children.descriptor in wakeup.descriptors:
+            if children is not None and children.descriptor in ready:
                 children.serve_request()
             # After a timeout, the thread that waits for the responses reads them more cheaply.
-            if wakeup.messages or self._channel.bls_event in wakeup.descriptors:
+            if messages or self._channel.bls_event in ready:
                 self._channel.read_bls_responses(self._handle_service)
-            for message in wakeup.messages:
+            for message in messages:
                 self._handle_service(message)
             returns = self._memory.take_releases()
             if returns is not None:

@@ -75,7 +75,8 @@ class FrontendProcesses:
         self._options = options
         self._arenas = arenas
         self._connection_hooks = connection_hooks
-        self._spawner = InterpreterSpawner()
+        self.spawner = InterpreterSpawner()
+        """Starts the processes."""
         self._tls_reloader = TlsReloader()
         # One more, for the requests that are passed on to this process.
         self._budget = BudgetFile(count + 1)
@@ -166,11 +167,6 @@ class FrontendProcesses:
         """Frees what the requests have reserved that a process was receiving."""
         self._budget.clear(index)
 
-    @property
-    def spawner(self) -> InterpreterSpawner:
-        """Starts the processes."""
-        return self._spawner
-
     def _show_state(self) -> None:
         """Shows all processes that models or trace settings have changed."""
         self._generation += 1
@@ -230,7 +226,7 @@ class FrontendProcesses:
         self._app = self._core = None
         self._services = {}
         self._budget.close()
-        await asyncio.to_thread(self._spawner.close)
+        await asyncio.to_thread(self.spawner.close)
 
 
 class _Frontend:

@@ -98,13 +98,13 @@ class StubPeer:
         work = self.spawn.work_event_fd
         self._connected.set()
         while True:
-            wakeup = channel.receive_service([work, channel.bls_event, self._stop], None)
-            if self._stop in wakeup.descriptors:
+            received, ready = channel.receive_service([work, channel.bls_event, self._stop], None)
+            if self._stop in ready:
                 break
             messages: list[m.ToStub] = []
             channel.read_bls_responses(messages.append)
-            messages += wakeup.messages
-            if work in wakeup.descriptors:
+            messages += received
+            if work in ready:
                 messages += channel.receive_work()
                 while channel._inbox.announced:
                     messages += channel.receive_work()
