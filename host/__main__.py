@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import gc
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -100,6 +101,8 @@ def _run(command: str, arguments: list[str]) -> None:
     command_main = _import(command)
     gc.enable()
     if command_main is not None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see pbhost.__main__
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         command_main(arguments)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 _INTERRUPTED = 130  # as shells report it
@@ -10,9 +11,12 @@ _INTERRUPTED = 130  # as shells report it
 
 def main() -> None:
     """Runs `pbhost <command> ...`; exits with the status of the command."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until the command runs: an exception would interrupt the import of any module.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         importlib.import_module("pbhost.host.__main__").main()
-    except KeyboardInterrupt:  # before the command handles it, as while its modules are imported
+    except KeyboardInterrupt:  # before the command handles it
         sys.exit(_INTERRUPTED)
 
 

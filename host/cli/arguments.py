@@ -101,8 +101,6 @@ def errors_end(command: str, *usage: type[Exception], one_line: bool = False) ->
     except InvalidValue as error:
         fail_misuse(command, error)
     except UnicodeEncodeError as error:
-        if error.encoding != "utf-8":  # output for a terminal that cannot show it
-            raise
         text, status = f"expected UTF-8, got {error.object!a}", EXIT_USAGE
     except usage as error:
         text, status = str(error), EXIT_USAGE

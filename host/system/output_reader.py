@@ -59,7 +59,7 @@ class OutputReader:
         self._open = False
         asyncio.get_running_loop().remove_reader(self._fd)
         os.close(self._fd)
+        self.closed.set_result(None)
         if self._partial_line:
             self._handler(self._partial_line.decode(errors="replace"), self._error)
             self._partial_line = b""
-        self.closed.set_result(None)

@@ -92,12 +92,15 @@ class CachedResponses:
             return
         try:
             before, id_field, after = _split_id(data)
+            is_usual = _split_id(before + after) == (before, b"", after)
             rest = parse_infer_request(before + after)
             probe = parse_infer_request(before + _PROBE + after)
         except (IndexError, UnicodeDecodeError, HostError):
             return
-        if rest.id or probe != dataclasses.replace(rest, id=_PROBE_ID) or not _has_tensors(rest):
+        if rest.id or probe != dataclasses.replace(rest, id=_PROBE_ID) or not is_usual:
             return  # other ids at that place would change something else, or not the response
+        if not _has_tensors(rest):
+            return
         if id_field:
             message = encode_infer_response(msgspec.structs.replace(response, id=""))
         if len(self.responses) >= _MAX_RESPONSES:
@@ -124,9 +127,9 @@ def _split_id(data: bytes) -> tuple[bytes, bytes, bytes]:
     or UnicodeDecodeError.
     """
     start = data[1] + 2  # after the name of the model
-    if data[start] == MODEL_VERSION_TAG:
+    if start < len(data) and data[start] == MODEL_VERSION_TAG:
         start += data[start + 1] + 2
-    if data[start] != ID_TAG or data[start + 1] > 127:
+    if start == len(data) or data[start] != ID_TAG or data[start + 1] > 127:
         return data[:start], b"", data[start:]
     end = start + data[start + 1] + 2
     if end > len(data):

@@ -268,7 +268,8 @@ def component_schemas() -> dict[str, Schema]:
     """Returns the component schemas that do not depend on the loaded models."""
     _, found = msgspec.json.schema_components(_BODIES, ref_template=reference("{name}")["$ref"])
     for schema in found.values():
-        schema["description"] = inspect.cleandoc(schema["description"])
+        if "description" in schema:  # not with python -OO
+            schema["description"] = inspect.cleandoc(schema["description"])
     found["ServerMetadata"]["properties"]["pbhost_version"] = STRING
     return {
         **found,
