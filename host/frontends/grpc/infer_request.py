@@ -30,6 +30,7 @@ from host.frontends.grpc.protobuf_wire import (
     LONGEST_LENGTH,
     RAW_TAG,
     PlacedMessage,
+    encode_varint,
     read_varint,
 )
 from host.frontends.inference_core import RegionLookup
@@ -37,6 +38,7 @@ from host.inference.request import (
     Buffer,
     Classification,
     InferRequest,
+    KnownShapes,
     Parameter,
     RequestShape,
     Tensor,
@@ -217,7 +219,15 @@ class InferMessage:
 
 
 class Shapes(dict[bytes, RequestShape]):
-    """The shapes of recent requests, by their fields but id, parameters and contents."""
+    """The shapes of recent requests, by their fields but id, parameters and contents.
+
+    Attributes:
+        placed: The shapes of those whose large tensors are in shared memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.placed = KnownShapes()
 
     def __missing__(self, fields: bytes) -> RequestShape:
         if len(self) >= _MAX_SHAPES:
@@ -233,6 +243,30 @@ Returns None for others.
 """
 if message_reader is not None:
     read_usual_request = message_reader(InferRequest, Tensor, MIN_VIEW_BYTES).parse_request
+
+
+def read_placed_request(data: bytes, shapes: Shapes) -> InferRequest | None:
+    """As `read_usual_request`, for a PlacedMessage: that one reads its tensors without content."""
+    assert read_usual_request is not None and isinstance(data, PlacedMessage)
+    parts: list[bytes] = []
+    end = 0
+    for position, block in data.blocks.items():
+        size = encode_varint(block.size)
+        start = position - len(size)
+        if data[start:position] != size:
+            return None
+        parts += (data[end:start], b"\0")
+        end = position
+    request = read_usual_request(b"".join((*parts, data[end:])), shapes)
+    if request is None:
+        return None
+    empty = [tensor for tensor in request.inputs if not len(tensor.data)]
+    if len(empty) != len(data.blocks):
+        return None
+    for tensor, block in zip(empty, data.blocks.values(), strict=True):
+        tensor.data, tensor.owner = block.data, block
+    request.shape = shapes.placed.find(request)
+    return request
 
 
 @functools.lru_cache(_MAX_DESCRIBED)

@@ -15,6 +15,7 @@ from host.frontends.grpc.infer_request import (
     Shapes,
     describe_usual_request,
     parse_infer_request,
+    read_placed_request,
     read_usual_request,
     to_request,
 )
@@ -137,8 +138,9 @@ class GrpcService:
                 done(answer)
                 return _ANSWERED
         request = None
-        if read_usual_request is not None and type(data) is bytes:
-            request = read_usual_request(data, self._shapes)
+        if read_usual_request is not None:
+            read = read_usual_request if type(data) is bytes else read_placed_request
+            request = read(data, self._shapes)
         if request is None:
             message = parse_infer_request(data, self._core.tensor_counts)
             if len(data) >= MIN_LARGE_INPUT_BYTES and (large := message.large_inputs):
@@ -294,8 +296,9 @@ class GrpcService:
         message, request_id = _UNREAD, ""
         try:
             request = None
-            if read_usual_request is not None and type(data) is bytes:
-                request = read_usual_request(data, self._shapes)
+            if read_usual_request is not None:
+                read = read_usual_request if type(data) is bytes else read_placed_request
+                request = read(data, self._shapes)
             if request is not None:
                 message = describe_usual_request(request.model_name, request.model_version)
                 request_id = request.id

@@ -17,13 +17,20 @@ from host.errors import HostError
 from host.frontends.grpc.cached_responses import is_repeatable
 from host.frontends.grpc.grpc_admin import admin_services
 from host.frontends.grpc.h2.grpc_messages import PREFIX, MessageReader
-from host.frontends.grpc.infer_request import parse_infer_request, to_request
+from host.frontends.grpc.infer_request import (
+    Shapes,
+    parse_infer_request,
+    read_placed_request,
+    read_usual_request,
+    to_request,
+)
 from host.frontends.grpc.methods import Metadata
 from host.frontends.grpc.protobuf_wire import MAX_FIELDS, PlacedMessage
 from host.frontends.grpc.service import GrpcService
 from host.frontends.receive_memory import MIN_PLACED_BYTES, ReceiveBudget
 from host.inference.request import InferRequest
 from host.instances.regions import Regions
+from host.lane import state
 from stub.wire.arena import Arena, Block, create_arena_file
 from tests.unit.host.frontends.grpc.echo_core import EchoCore, echo
 
@@ -187,6 +194,33 @@ def test_tensors_without_room_in_shared_memory_stay_in_the_message(arena: Arena)
 def test_a_compressed_message_is_kept(arena: Arena) -> None:
     data = request(LARGE).SerializeToString()
     assert type(receive(data, arena, 1000, flag=1)) is bytes
+
+
+@pytest.mark.skipif(read_usual_request is None, reason=f"the compiled lane is {state}")
+@pytest.mark.parametrize(
+    "sizes", [(LARGE,), (LARGE, 3, 2 * LARGE), (3, LARGE), (60_000, LARGE), (LARGE, 0)]
+)
+def test_the_compiled_lane_reads_requests_with_large_tensors(
+    arena: Arena, sizes: tuple[int, ...]
+) -> None:
+    shapes = Shapes()
+    found: list[InferRequest] = []
+    for name in ("one", "two"):
+        placed = receive(request(*sizes, request_id=name).SerializeToString(), arena, 16384)
+        read = read_placed_request(placed, shapes)
+        if 0 in sizes:
+            assert read is None  # an empty tensor looks like one in shared memory
+            continue
+        assert read is not None
+        found.append(read)
+        expected = to_request(parse_infer_request(placed), Regions(None))
+        assert [one.owner for one in read.inputs] == [one.owner for one in expected.inputs]
+        expected.shape = read.shape
+        assert_equal(read, expected)
+    others = [*sizes[:-1], sizes[-1] + 1]
+    other = read_placed_request(receive(request(*others).SerializeToString(), arena, 16384), shapes)
+    assert not found or found[0].shape is found[1].shape
+    assert not found or (other is not None and other.shape is not found[0].shape)
 
 
 def test_a_request_is_not_known_by_its_bytes_alone(arena: Arena) -> None:
