@@ -87,6 +87,8 @@ for _door, _http in (("gRPC", False), ("HTTP", True)):
 INSTANCE_LOADS = {
     "4 instances, FP32[16], concurrency 16": Load("identity_four", 16, 16),
     "4 instances, FP32[16], concurrency 64": Load("identity_four", 16, 64),
+    "4 instances by `h2load -m 1`, 16 connections": Load("identity_four", 16, 16, by_h2load=True),
+    "4 instances by `h2load -m 1`, 64 connections": Load("identity_four", 16, 64, by_h2load=True),
     "16 instances of a model that takes 2 ms, concurrency 64": Load("sleep_sixteen", 16, 64),
 }
 """Loads of models with several instances, by the name of their row."""
