@@ -116,7 +116,7 @@ def _start(
             pass_fds=inherited_fds,
             start_new_session=True,  # a process group, which can be killed together
         )
-    except BaseException:
+    except BaseException:  # Ctrl-C as well: nobody else knows of the pipe
         os.close(pipe)
         raise
     finally:
